@@ -46,7 +46,7 @@ def plan() -> Group:
     return Group(every, len(every), study)
 
 
-def ours(group: Group) -> tuple[float, float, list[float]]:
+def depthmup_sweep(group: Group) -> tuple[float, float, list[float]]:
     """(seconds of the first sweep, which also builds and compiles; smallest seconds of 3 more sweeps; final losses)."""
     runner = Runner()
     cold, finished = timed(lambda: runner.train(group))
@@ -148,19 +148,19 @@ def main() -> None:
     print(
         f"{len(every)} learning rates, SimpleResNet of width 64 and depth 3, 16x16 pixels, {steps} steps, {CORES} cores"
     )
-    cold, steady, losses = ours(group)
+    cold, steady, losses = depthmup_sweep(group)
     train, rows = torch_trainer(group), {}
     for threads in sorted({1, CORES}):
         torch.set_num_threads(threads)
         train(every[0])  # a warm-up
         start = time.perf_counter()
-        theirs = [train(trial) for trial in every]
+        torch_losses = [train(trial) for trial in every]
         rows[f"PyTorch, {threads} thread(s)"] = time.perf_counter() - start
     print(f"\n{'':30}{'seconds':>9}{'/ ours, run':>13}{'/ ours, total':>15}")
     for name, seconds in {"ours, run alone": steady, "ours, total": cold, **rows}.items():
         ratios = f"{seconds / steady:13.2f}{seconds / cold:15.2f}" if name.startswith("PyTorch") else ""
         print(f"{name:30}{seconds:9.2f}{ratios}")
-    trained = [(a, b) for a, b in zip(losses, theirs, strict=True) if np.isfinite(a) and b < 2]
+    trained = [(a, b) for a, b in zip(losses, torch_losses, strict=True) if np.isfinite(a) and b < 2]
     print(f"\nlargest relative difference of the final losses: {max(abs(a - b) / b for a, b in trained):.1e}")
 
 

@@ -47,7 +47,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:  # (seconds, result
     return time.perf_counter() - start, result
 
 
-def ours(batches: Batches) -> tuple[float, float, list[float]]:
+def depthmup_sweep(batches: Batches) -> tuple[float, float, list[float]]:
     """(seconds of the first sweep with all that it builds and compiles, of the best of 3 more, final losses)."""
     p = dm.parameterization("depth_mup", base_width=BASE_WIDTH, base_depth=BASE_DEPTH)
     start = time.perf_counter()
@@ -143,7 +143,7 @@ def main() -> None:
     batches, runs, count = Batches(load("digits"), BATCH, DATA_SEED), len(RATES), min(CORES, len(RATES))
     dataset = batches.dataset
     print(f"{runs} learning rates, width {WIDTH}, depth {DEPTH}, batch {BATCH}, {STEPS} SGD steps, {CORES} CPU cores")
-    cold, steady, losses = ours(batches)
+    cold, steady, losses = depthmup_sweep(batches)
     train, passes = torch_trainer(batches), []
     for n in sorted({1, min(2, CORES), CORES}):
         torch.set_num_threads(n)

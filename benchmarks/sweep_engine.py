@@ -76,7 +76,7 @@ def command(verb: str, *arguments: str) -> None:
     subprocess.run([sys.executable, "main.py", verb, *arguments], check=True, capture_output=True)
 
 
-def ours(family: str, folder: Path) -> dict[str, float]:
+def depthmup_seconds(family: str, folder: Path) -> dict[str, float]:
     """{way of running: seconds per trial} of our ways."""
     study = ConfigStudy(settings(family))
     plan = trials(study)
@@ -159,7 +159,7 @@ def torch_trainer(family: str) -> Callable[[float, int], None]:
     return train
 
 
-def theirs(family: str) -> dict[str, float]:
+def torch_seconds(family: str) -> dict[str, float]:
     """{"PyTorch in turn, N thread(s)": seconds per trial} for the fastest number of threads."""
     import torch
 
@@ -233,7 +233,7 @@ def main() -> None:
         folder = Path(name)
         for family in MODELS:
             (folder / family).mkdir()
-            seconds = ours(family, folder / family) | theirs(family)
+            seconds = depthmup_seconds(family, folder / family) | torch_seconds(family)
             torch = list(seconds.values())[-1]
             print(f"\n{family}, {MODELS[family]}: 120 trials of 44 steps, {CORES} cores")
             print(f"{'':32}{'ms a trial':>12}{'trials a minute':>17}{'times PyTorch':>15}")

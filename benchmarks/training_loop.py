@@ -158,14 +158,14 @@ def resume() -> None:
         command = [sys.executable, "main.py", f"--workdir={folder}", "--config=configs/digits.py"]
         command += ["--config.epochs=40", "--config.checkpoint.every=200 steps", "--config.log_every=200"]
         seconds = {}
-        for what in ("start", "go on"):
+        for case in ("start", "go on"):
             start = time.perf_counter()
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout
                 for line in process.stdout:
                     if line.startswith("step "):
                         break
-                seconds[what] = time.perf_counter() - start
+                seconds[case] = time.perf_counter() - start
                 while not (Path(folder) / "checkpoints" / "400").exists() and process.poll() is None:
                     time.sleep(0.01)
                 process.kill()

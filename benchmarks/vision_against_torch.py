@@ -71,7 +71,7 @@ def training_step(model: Model) -> Any:
     return jax.jit(step, donate_argnums=0)
 
 
-def ours(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass, Pass]:
+def jax_functions(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass, Pass]:
     """(forward pass, training step that returns the loss)."""
     images, labels = jnp.asarray(x), jnp.asarray(y)
     like = jax.eval_shape(lambda: model.init(jax.random.key(0), images[:1], forward_factors(model))["params"])
@@ -110,8 +110,8 @@ def torch_parameters(model: Model, params: Any) -> dict[str, Any]:
     return p
 
 
-def theirs(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass, Pass]:
-    """The same functions as `ours` in PyTorch, from parameters with unrolled blocks."""
+def torch_functions(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> tuple[Pass, Pass]:
+    """The same functions as `jax_functions` in PyTorch, from parameters with unrolled blocks."""
     import torch
     from torch.nn import functional
 
@@ -177,10 +177,10 @@ def compare(model: Model) -> tuple[list[float], list[float]]:
     x = rng.normal(size=(BATCH, SIDE, SIDE, 3)).astype(np.float32)
     y = rng.integers(0, 10, BATCH)
     params = model.clone(scan=False).init(jax.random.key(0), x[:1], forward_factors(model))["params"]
-    mine, torch = ours(model, params, x, y), theirs(model, params, x, y)
+    in_jax, in_torch = jax_functions(model, params, x, y), torch_functions(model, params, x, y)
     milliseconds: list[float] = []
     losses: list[float] = []
-    for pair in zip(mine, torch, strict=True):
+    for pair in zip(in_jax, in_torch, strict=True):
         seconds: list[list[float]] = [[], []]
         for _ in range(ROUNDS + 1):  # the first is a warm-up
             for times, function in zip(seconds, pair, strict=True):

@@ -210,8 +210,8 @@ def draw_depth(axes: Axes, name: str, color: str, solutions: Mapping[int, np.nda
     return {"slope": law[:3]}
 
 
-def finish(axes: Axes, title: str, size: str, what: str, sizes: Sequence[int]) -> None:
-    axes.set(title=title, xlabel=size, ylabel=f"{what} (bars: 2 s.e.)", xscale="log", yscale="log")
+def finish(axes: Axes, title: str, size: str, quantity: str, sizes: Sequence[int]) -> None:
+    axes.set(title=title, xlabel=size, ylabel=f"{quantity} (bars: 2 s.e.)", xscale="log", yscale="log")
     ticks(axes.xaxis, sizes)
     axes.legend(fontsize=8)
 

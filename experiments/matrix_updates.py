@@ -182,15 +182,15 @@ def psgd(rate: float = 0.1) -> optax.GradientTransformation:
         eye = lambda gram: gram + jnp.eye(gram.shape[-1])  # noqa: E731
         return Whitening(jnp.asarray(False), jax.tree.map(eye, left), jax.tree.map(eye, right))
 
-    def fitted(g: jax.Array, mine: jax.Array, other: jax.Array, started: jax.Array) -> jax.Array:
+    def fitted(g: jax.Array, factor: jax.Array, other: jax.Array, started: jax.Array) -> jax.Array:
         """P_L after a step; of the transposed gradient P_R."""
         moment = jnp.mean(g**4, axis=(-2, -1), keepdims=True) ** -0.125
-        mine, other = (jnp.where(started, p, p * moment) for p in (mine, other))
-        signal = mine @ g @ other @ g.mT @ mine
+        factor, other = (jnp.where(started, p, p * moment) for p in (factor, other))
+        signal = factor @ g @ other @ g.mT @ factor
         noise = jnp.trace(jnp.linalg.inv(other), axis1=-2, axis2=-1)[..., None, None]
         size = jnp.sqrt(jnp.sum(signal**2, axis=(-2, -1), keepdims=True)) + noise
         change = (signal - noise * jnp.eye(signal.shape[-1])) / size
-        return mine - rate * (mine @ change + change @ mine) / 2
+        return factor - rate * (factor @ change + change @ factor) / 2
 
     def update(grads: PyTree, state: Whitening, params: PyTree | None = None) -> tuple[PyTree, Whitening]:
         started = state.started

@@ -127,7 +127,7 @@ def specs_at(case: Case, width: int, depth: int) -> PyTree:
 
 
 @functools.cache
-def found_rules(case: Case) -> Rules:
+def update_rules(case: Case) -> Rules:
     """What `dm.wrap` finds, which is the same at all sizes."""
     return rules_of(specs_at(case, 64, 4), UPDATES[case.update])
 
@@ -136,7 +136,7 @@ def probe_at(case: Case, width: int, depth: int) -> Probe:
     p, specs = dm.parameterization(case.parameterization), specs_at(case, width, depth)
     update, rule = UPDATES[case.update], case.rule
     if rule == "wrap":
-        update = wrapped(p, specs, found_rules(case))
+        update = wrapped(p, specs, update_rules(case))
     factors = dm.factors(p, specs, p.init_family if rule == "wrap" else rule)
     rates: Any = jax.tree.map(lambda _: 1.0, specs, is_leaf=is_spec) if rule == "wrap" else factors.lr
     forward = p.forward_factors(width=width, depth=depth)

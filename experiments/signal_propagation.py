@@ -124,8 +124,8 @@ def rows(depth: int = 16, sides: Sequence[int] = (8, 16, 32, 64), layers: int = 
         cases.append((f"ResidualCNN, {len(kernels)} in a branch, c = 2, K", model, 1.0, depth**-0.5, ratio))
     result = []
     for name, model, power, branch, ratio in cases:
-        for what, squares in zip("zT", second_moments(model, white((16,), 16, power), seeds, branch), strict=True):
-            statement = f"{name} = {depth}: {what} of a layer over the one before"
+        for symbol, squares in zip("zT", second_moments(model, white((16,), 16, power), seeds, branch), strict=True):
+            statement = f"{name} = {depth}: {symbol} of a layer over the one before"
             result.append(Row("6a", statement, about(ratio, 0.02), *mean(ratios(squares))))
     grown = float(variance_map("gelu", PAPER, 11)[10])
     result.append(Row("6a", "GELU, paper's init: variance after ten layers", about(16.1, 0.1), grown))

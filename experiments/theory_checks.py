@@ -224,8 +224,8 @@ def fluctuations(
             for quantity in stats[0]:
                 relative = (sample[quantity] / sample[quantity].mean(dtype=float) for sample in stats)
                 variances = [ensemble_errors(values, 1.0).variance for values in relative]
-                what = f"{name}, N = {width}: relative variance of {quantity}, slope in L"
-                rows.append(Row("5", what, band, *of_law(noisy_law(depths, *np.array(variances).T))))
+                statement = f"{name}, N = {width}: relative variance of {quantity}, slope in L"
+                rows.append(Row("5", statement, band, *of_law(noisy_law(depths, *np.array(variances).T))))
     return rows
 
 

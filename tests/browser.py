@@ -116,11 +116,11 @@ def opened(profile: Path) -> Iterator[Page]:
     (down, to_browser), (from_browser, up) = os.pipe(), os.pipe()
 
     command = [CHROMIUM, "--headless", "--no-sandbox", "--no-first-run", "--remote-debugging-pipe"]
-    command += [f"--user-data-dir={profile}", "--hide-scrollbars", *(f"--disable-{what}" for what in QUIET)]
+    command += [f"--user-data-dir={profile}", "--hide-scrollbars", *(f"--disable-{feature}" for feature in QUIET)]
     # The browser reads its descriptor 3 and writes 4. A shell puts the pipes there: a process with JAX must not fork.
-    there = f'exec "$@" 3</dev/fd/{down} 4>/dev/fd/{up}'
+    redirection = f'exec "$@" 3</dev/fd/{down} 4>/dev/fd/{up}'
     process = subprocess.Popen(
-        ["sh", "-c", there, "sh", *command],
+        ["sh", "-c", redirection, "sh", *command],
         pass_fds=(down, up),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

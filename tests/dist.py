@@ -111,25 +111,28 @@ def check_contents(wheel, sdist):
 
 def check_core(python, wheel, folder):
     """The core alone: how long it takes to install, how large it is, what it does and says."""
-    ours = environment(python, folder / "core")
-    library = Path(run(ours, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    interpreter = environment(python, folder / "core")
+    library = Path(run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     before = set(library.iterdir())
-    seconds = install(ours, wheel)
+    seconds = install(interpreter, wheel)
     sizes = {path.name: size(path) for path in set(library.iterdir()) - before}
     check("configs" not in sizes, "the wheel puts a package called configs into site-packages")
-    version = run(ours, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
+    version = run(interpreter, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
     jax = re.search(r"^jax==(.*)$", version, re.M)[1]
     largest = sorted((name for name in sizes if "." not in name), key=lambda name: -sizes[name])[:4]
     packages = len([name for name in sizes if name.endswith(".dist-info")])
     print(
-        f"{run(ours, '--version').strip()}, jax {jax}: the core installs in {seconds:.0f} s and takes "
+        f"{run(interpreter, '--version').strip()}, jax {jax}: the core installs in {seconds:.0f} s and takes "
         f"{sum(sizes.values()) / 1e6:,.0f} MB, {packages} packages ("
         + ", ".join(f"{name} {sizes[name] / 1e6:,.0f}" for name in largest)
         + f", depthmup {sizes['depthmup'] / 1e6:.1f})"
     )
-    run(ours, "-c", USE_THE_CORE, cwd=folder)
-    said = run(ours.with_name("depthmup"), "--help", cwd=folder, status=2)
-    check("pip install 'depthmup[run]'" in said and said.count("\n") == 1, f"without the extra the command says {said}")
+    run(interpreter, "-c", USE_THE_CORE, cwd=folder)
+    message = run(interpreter.with_name("depthmup"), "--help", cwd=folder, status=2)
+    check(
+        "pip install 'depthmup[run]'" in message and message.count("\n") == 1,
+        f"without the extra the command says {message}",
+    )
 
 
 def size(path):
@@ -139,16 +142,16 @@ def size(path):
 
 def check_run(python, wheel, folder):
     """The extra run: the command, from a folder outside the repository."""
-    ours = environment(python, folder / "run")
-    seconds = install(ours, f"{wheel}[run]")
-    command, away = ours.with_name("depthmup"), folder / "away"
+    interpreter = environment(python, folder / "run")
+    seconds = install(interpreter, f"{wheel}[run]")
+    command, away = interpreter.with_name("depthmup"), folder / "away"
     away.mkdir()
-    listed = run(ours, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
+    listed = run(interpreter, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
     check("tensorflow==" not in listed and "tensorflow-cpu==" not in listed, "the extra run installs TensorFlow")
     check("depthmup VERB --config" in run(command, "--help", cwd=away), "--help does not say how to call it")
     start = time.monotonic()
-    said = run(command, *SWEEP, cwd=away)
-    check("15 trials in sweep; report: " in said and (away / "sweep" / "report.html").exists(), said)
+    printed = run(command, *SWEEP, cwd=away)
+    check("15 trials in sweep; report: " in printed and (away / "sweep" / "report.html").exists(), printed)
     check("depthmup sweep --config=digits" in (away / "sweep" / "report.html").read_text(), "the report's command")
     print(f"  with the extra run in {seconds:.0f} s; a sweep of 15 trials in {time.monotonic() - start:.0f} s")
     run(command, "explain", "--config=default:vit", "--config.model.depth=2", cwd=away)
@@ -165,14 +168,14 @@ def main():
         wheel, sdist = build(Path(temporary))
         check_contents(wheel, sdist)
         for python in pythons:
-            found = shutil.which(python)
-            if not found or subprocess.run([found, "--version"], capture_output=True).returncode:
+            interpreter = shutil.which(python)
+            if not interpreter or subprocess.run([interpreter, "--version"], capture_output=True).returncode:
                 print(f"{python}: skipped, it is not here")
                 continue
             folder = Path(temporary, Path(python).name)
             folder.mkdir()
-            check_core(found, wheel, folder)
-            check_run(found, wheel, folder)
+            check_core(interpreter, wheel, folder)
+            check_run(interpreter, wheel, folder)
 
 
 if __name__ == "__main__":

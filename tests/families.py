@@ -68,8 +68,8 @@ def applied(module, train=False, mutable=()):
 
 
 def model(case, **attributes):
-    family, own, _ = CASES[case]
-    return MODELS[family](**{**own, "scan": False, **attributes})
+    family, defaults, _ = CASES[case]
+    return MODELS[family](**{**defaults, "scan": False, **attributes})
 
 
 def inputs(case, examples=4, dtype=np.float64):

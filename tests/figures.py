@@ -12,8 +12,8 @@ def header(paper, name):
     package = importlib.import_module(f"experiments.{paper.name}")
     modules = (f"{package.__name__}.{path.stem}" for path in Path(package.__file__).parent.glob("[a-z]*.py"))
     heads = (importlib.import_module(module).__doc__ for module in modules)
-    (found,) = (head for head in heads if re.search(rf"{package.__name__} (\S+ )*{name}( \S+)* --data=DIR", head))
-    return found
+    (docstring,) = (head for head in heads if re.search(rf"{package.__name__} (\S+ )*{name}( \S+)* --data=DIR", head))
+    return docstring
 
 
 def drawn(paper, sweeps, folder, monkeypatch):

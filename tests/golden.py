@@ -104,7 +104,7 @@ def program(name):
     return jax.jit(run)
 
 
-def ours(name, **factors):
+def flax_numbers(name, **factors):
     """Our numbers under the keys of the files: "logits", "grad:<path>", in train mode "stats:<path>". Needs x64.
 
     factors: those to replace.
@@ -127,10 +127,10 @@ def zero(key):
     return key.endswith("attention/key/bias")
 
 
-def differences(mine, golden):
+def differences(computed, golden):
     """Largest difference per key, over the largest entry of that key (where that is 0, of all gradients)."""
     largest = max(np.abs(array).max() for key, array in golden.items() if key.startswith("grad:"))
     return {
-        key: np.abs(mine[key] - expected).max() / (largest if zero(key) else np.abs(expected).max())
+        key: np.abs(computed[key] - expected).max() / (largest if zero(key) else np.abs(expected).max())
         for key, expected in golden.items()
     }

@@ -166,11 +166,11 @@ def hashes(chosen: Sequence[Fault]) -> dict[str, str]:
     others = hashlib.sha256(b"".join(content(name) for name in tracked() if not is_test(name)))
     result = {}
     for fault in chosen:
-        own = others.copy()
-        own.update(repr(fault).encode())
+        digest = others.copy()
+        digest.update(repr(fault).encode())
         for name in sorted({test.partition("::")[0] for test in fault.tests}):
-            own.update(content(name) if (ROOT / name).is_file() else b"")
-        result[fault.name] = own.hexdigest()[:16]
+            digest.update(content(name) if (ROOT / name).is_file() else b"")
+        result[fault.name] = digest.hexdigest()[:16]
     return result
 
 
@@ -202,9 +202,9 @@ def run(todo: Sequence[Fault], codes: Mapping[str, str], jobs: int, report: Call
                 for fault in group:
                     start = time.monotonic()
                     passes = all_pass or copy.passes(fault.tests, slow)
-                    found = copy.result(fault) if passes else "cannot be tried: its tests fail without it"
+                    outcome = copy.result(fault) if passes else "cannot be tried: its tests fail without it"
                     with lock:
-                        report(Result(fault.name, found, round(time.monotonic() - start, 1), codes[fault.name]))
+                        report(Result(fault.name, outcome, round(time.monotonic() - start, 1), codes[fault.name]))
 
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         copies = [Copy(Path(folder, str(job)), Path(folder, "programs")) for job in range(jobs)]

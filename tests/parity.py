@@ -171,9 +171,9 @@ def simple_resnet_names(final):
     yield "readout/kernel", "last.weight", image
 
 
-def norm_names(ours, theirs):
-    yield f"{ours}/scale", f"{theirs}.weight", same
-    yield f"{ours}/bias", f"{theirs}.bias", same
+def norm_names(flax_name, torch_name):
+    yield f"{flax_name}/scale", f"{torch_name}.weight", same
+    yield f"{flax_name}/bias", f"{torch_name}.bias", same
 
 
 def resnet18_names():
@@ -181,14 +181,14 @@ def resnet18_names():
     yield from norm_names("read_in_norm", "bn1")
     for i in range(4):
         for j in range(2):
-            ours, theirs = f"stage_{i}/block_{j}", f"layer{i + 1}.{j}"
-            yield f"{ours}/conv_0/kernel", f"{theirs}.conv1.weight", conv
-            yield from norm_names(f"{ours}/norm_0", f"{theirs}.bn1")
-            yield f"{ours}/conv_1/kernel", f"{theirs}.conv2.weight", conv
-            yield from norm_names(f"{ours}/norm_1", f"{theirs}.bn2")
+            flax_name, torch_name = f"stage_{i}/block_{j}", f"layer{i + 1}.{j}"
+            yield f"{flax_name}/conv_0/kernel", f"{torch_name}.conv1.weight", conv
+            yield from norm_names(f"{flax_name}/norm_0", f"{torch_name}.bn1")
+            yield f"{flax_name}/conv_1/kernel", f"{torch_name}.conv2.weight", conv
+            yield from norm_names(f"{flax_name}/norm_1", f"{torch_name}.bn2")
             if i > 0 and j == 0:
-                yield f"{ours}/conv_shortcut/kernel", f"{theirs}.downsample.0.weight", conv
-                yield from norm_names(f"{ours}/norm_shortcut", f"{theirs}.downsample.1")
+                yield f"{flax_name}/conv_shortcut/kernel", f"{torch_name}.downsample.0.weight", conv
+                yield from norm_names(f"{flax_name}/norm_shortcut", f"{torch_name}.downsample.1")
     yield "readout/kernel", "fc.weight", dense
     yield "readout/bias", "fc.bias", same
 
@@ -200,18 +200,18 @@ def vit_names(class_token, layer_norm):
     if class_token:
         yield "class_token", "cls", same
     for i in range(2):
-        ours, theirs = f"block_{i}", f"layers.{i}"
+        flax_name, torch_name = f"block_{i}", f"layers.{i}"
         for name in ("query", "key", "value"):
-            yield f"{ours}/attention/{name}/kernel", f"{theirs}.{name[0]}.weight", split_heads
-            yield f"{ours}/attention/{name}/bias", f"{theirs}.{name[0]}.bias", torch.flatten
-        yield f"{ours}/attention/out/kernel", f"{theirs}.proj.weight", joined_heads
-        yield f"{ours}/attention/out/bias", f"{theirs}.proj.bias", same
+            yield f"{flax_name}/attention/{name}/kernel", f"{torch_name}.{name[0]}.weight", split_heads
+            yield f"{flax_name}/attention/{name}/bias", f"{torch_name}.{name[0]}.bias", torch.flatten
+        yield f"{flax_name}/attention/out/kernel", f"{torch_name}.proj.weight", joined_heads
+        yield f"{flax_name}/attention/out/bias", f"{torch_name}.proj.bias", same
         for name, place in (("mlp_in", "mlp.0"), ("mlp_out", "mlp.2")):
-            yield f"{ours}/{name}/kernel", f"{theirs}.{place}.weight", dense
-            yield f"{ours}/{name}/bias", f"{theirs}.{place}.bias", same
+            yield f"{flax_name}/{name}/kernel", f"{torch_name}.{place}.weight", dense
+            yield f"{flax_name}/{name}/bias", f"{torch_name}.{place}.bias", same
         if layer_norm:
-            yield from norm_names(f"{ours}/attention_norm", f"{theirs}.ln1")
-            yield from norm_names(f"{ours}/mlp_norm", f"{theirs}.ln2")
+            yield from norm_names(f"{flax_name}/attention_norm", f"{torch_name}.ln1")
+            yield from norm_names(f"{flax_name}/mlp_norm", f"{torch_name}.ln2")
     if layer_norm:
         yield from norm_names("final_norm", "ln")
     yield "readout/kernel", "head.weight", dense
@@ -232,7 +232,7 @@ def peer(name):
     return VisionTransformer(6, False, False, b, c, a), vit_names(False, False)
 
 
-def theirs(name):
+def torch_numbers(name):
     """The numbers of a case by PyTorch, under the keys of the files."""
     case = golden.CASES[name]
     variables = golden.variables(case)
@@ -250,8 +250,8 @@ def theirs(name):
     buffers = {}  # path of ours -> name of theirs
     for path, place, _ in names:
         if path.endswith("/scale") and old:
-            for ours, suffix in (("mean", "running_mean"), ("var", "running_var")):
-                buffers[path.replace("scale", ours)] = place.replace("weight", suffix)
+            for statistic, suffix in (("mean", "running_mean"), ("var", "running_var")):
+                buffers[path.replace("scale", statistic)] = place.replace("weight", suffix)
     assert buffers.keys() == old.keys()
     state |= {place: torch.tensor(old[path]) for path, place in buffers.items()}
 
@@ -278,10 +278,10 @@ def main():
     torch.set_num_threads(1)  # the order of sums, so that a second run writes the same files
     golden.FOLDER.mkdir(exist_ok=True)
     print(f"PyTorch {torch.__version__}: largest differences from ours, of the largest entry of the logits or the leaf")
-    results = {name: theirs(name) for name in golden.CASES}
+    results = {name: torch_numbers(name) for name in golden.CASES}
     for name, result in results.items():
         by_kind = {"logits": 0.0, "grad": 0.0, "stats": 0.0}
-        for key, difference in golden.differences(golden.ours(name), result).items():
+        for key, difference in golden.differences(golden.flax_numbers(name), result).items():
             kind = key.split(":")[0]
             by_kind[kind] = max(by_kind[kind], difference)
         print(f"{name:28}" + "".join(f"{kind:>9} {value:.1e}" for kind, value in by_kind.items()))

@@ -32,8 +32,8 @@ def test_every_part_runs(tmp_path):
     out = tmp_path / "found.json"
     done = run("--smoke", f"--out={out}")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text())
-    parts = {name: part for name, part in found.items() if isinstance(part, dict)}
+    report = json.loads(out.read_text())
+    parts = {name: part for name, part in report.items() if isinstance(part, dict)}
     assert {"check vit", "check resume", "check sweep", "check theory", "sweep", "train ViT", "theory"} <= set(parts)
     assert all(part["ok"] is True for name, part in parts.items() if name.startswith("check"))
     assert not [name for name, part in parts.items() if "error" in part or "left out" in part]

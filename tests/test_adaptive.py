@@ -62,9 +62,9 @@ def test_planted_optima(seed):
     chosen = study()
     full = {trial.key: planted(trial, optimum, rng) for trial in trials(chosen)}
     rows, searching = search(chosen, lambda trial: full.get(trial.key) or planted(trial, optimum, rng))
-    found = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen)
+    adaptive_rates = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen)
     for curve, rates in optima(full.values(), chosen).items():
-        assert np.log2(found[curve]) == pytest.approx(np.log2(rates), abs=0.35), curve
+        assert np.log2(adaptive_rates[curve]) == pytest.approx(np.log2(rates), abs=0.35), curve
     assert len(rows) < 0.6 * len(full)
 
 

@@ -37,7 +37,7 @@ def test_values(text, values):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("gamma0 = 1, 2", r"unknown axis 'gamma0'; did you mean 'parameterization.gamma0'\?"),
         ("optimizer.momentun = 1", "unknown axis 'optimizer.momentun'; did you mean 'optimizer.momentum'"),
@@ -64,8 +64,8 @@ def test_values(text, values):
         ("data.name = foo-bar", "data.name has values that cannot be read, 'foo-bar': quote a word"),
     ],
 )
-def test_mistakes(text, says):
-    with pytest.raises(SettingsError, match=says):
+def test_mistakes(text, message):
+    with pytest.raises(SettingsError, match=message):
         parsed(text)
 
 

@@ -66,12 +66,12 @@ print(os.environ["XLA_FLAGS"])
 def test_a_workdir_says_when_flags_change(tmp_path, monkeypatch):
     """Last digits may then differ: the folder is used all the same, and keeps what it was computed with."""
     assert jax.default_backend() == "cpu"  # started, so that it does not read flags that it does not know
-    for flags, said in (("--one", []), ("--one", []), ("--two", ["--one"]), ("--one", []), ("--two", [])):
+    for flags, reported in (("--one", []), ("--one", []), ("--two", ["--one"]), ("--one", []), ("--two", [])):
         monkeypatch.setenv("XLA_FLAGS", flags)
         workdir = Workdir(tmp_path, {"a": 1}, "rows")
         workdir.close()
-        assert [word for message in workdir.messages for word in ("--one",) if word in message] == said
-        assert len(workdir.messages) == len(said)
+        assert [word for message in workdir.messages for word in ("--one",) if word in message] == reported
+        assert len(workdir.messages) == len(reported)
     text = (tmp_path / "environment.json").read_text()
     assert text.count("jaxlib") == 2
     assert "--two" in text
@@ -83,7 +83,7 @@ def test_a_workdir_says_when_flags_change(tmp_path, monkeypatch):
 
 def test_versions_of_all_packages_are_kept(monkeypatch):
     """Of those whose code computes results, with the device; this package's own among them."""
-    here = backend.environment()
+    environment = backend.environment()
     for name in ("depthmup", "jax", "jaxlib", "flax", "optax", "numpy"):
-        assert f"{name} {metadata.version(name)}" in here
-    assert here.endswith("device cpu")
+        assert f"{name} {metadata.version(name)}" in environment
+    assert environment.endswith("device cpu")

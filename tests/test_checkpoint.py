@@ -53,18 +53,18 @@ def run(s, loop, path, stop_at=None, **options):
 
     stop_at: the step in whose report a stop is asked for.
     """
-    seen, said, stop = {}, [], Stop()
+    seen, messages, stop = {}, [], Stop()
 
     def report(step, metrics):
         seen.update({(step, name): np.array(values) for name, values in metrics.items()})
         if stop_at and step >= stop_at:
             stop.requested = signal.SIGTERM
 
-    kept = checkpoints(path, **{"say": said.append, **options})
+    kept = checkpoints(path, **{"say": messages.append, **options})
     try:
-        return train_loop(s, loop, hyper_of(s), report, kept, stop), seen, said
+        return train_loop(s, loop, hyper_of(s), report, kept, stop), seen, messages
     except Stopped:
-        return None, seen, said
+        return None, seen, messages
     finally:
         kept.close()
 
@@ -112,21 +112,21 @@ def test_a_resumed_group_is_uninterrupted(tmp_path, study_of, count):
     """Rows, learning curves, to the last bit."""
     study = study_of()
     group = grouped(study, trials(study), lambda program: count)[0]
-    runner, stop, said = Runner(), Stop(), []
+    runner, stop, messages = Runner(), Stop(), []
 
     def ask(share):
         if share > 0.3:  # from step 4 of 11 on: the stop is met after step 8
             stop.requested = signal.SIGTERM
 
     whole = runner.train(group)
-    kept = GroupCheckpoints(tmp_path, group, said.append)
+    kept = GroupCheckpoints(tmp_path, group, messages.append)
     with pytest.raises(Stopped, match="by SIGTERM at step 8: saved"):
         runner.train(group, ask, kept, stop)
     kept.close()
-    kept = GroupCheckpoints(tmp_path, group, said.append)
+    kept = GroupCheckpoints(tmp_path, group, messages.append)
     again = runner.train(group, checkpoints=kept)
     kept.close()
-    assert said == ["going on from step 8"]
+    assert messages == ["going on from step 8"]
     assert [finished.row for finished in again] == [finished.row for finished in whole]
     for one, other in zip(again, whole, strict=True):
         assert one.curve.keys() == other.curve.keys()
@@ -141,8 +141,8 @@ def test_another_number_of_devices(tmp_path):
     whole = run(s, loop_of(devices=4), tmp_path / "whole")[0]["loss"]
     for devices in (8, 1):
         shutil.copytree(tmp_path / "4", tmp_path / str(devices))
-        metrics, _, said = run(s, loop_of(devices=devices), tmp_path / str(devices))
-        assert said == ["going on from step 12"]
+        metrics, _, messages = run(s, loop_of(devices=devices), tmp_path / str(devices))
+        assert messages == ["going on from step 12"]
         np.testing.assert_allclose(metrics["loss"], whole, rtol=1e-4)
 
 
@@ -165,11 +165,11 @@ def shapes(optimizer="momentum"):
 
 def restore(path, identity=None, like=None):
     """((step, state) or None, what was said)."""
-    said = []
-    kept = checkpoints(path, identity, say=said.append)
+    messages = []
+    kept = checkpoints(path, identity, say=messages.append)
     try:
-        found = kept.restore(like or shapes())
-        return found and found[:2], said
+        restored = kept.restore(like or shapes())
+        return restored and restored[:2], messages
     finally:
         kept.close()
 
@@ -200,14 +200,14 @@ def test_a_corrupt_checkpoint_is_never_used(copy, how):
         if not (copy / name).stat().st_size:
             continue
         damage(copy / name, how)
-        (step, state), said = restore(copy)
+        (step, state), messages = restore(copy)
         if step == 30:
             for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_array_equal(a, b)
         else:
             assert step == 28
-            assert "checkpoint 30 cannot be used, moved to" in said[0]
-            assert said[1] == "going on from step 28"
+            assert "checkpoint 30 cannot be used, moved to" in messages[0]
+            assert messages[1] == "going on from step 28"
             fell_back += 1
         shutil.rmtree(copy)
         shutil.copytree(backup, copy)
@@ -220,9 +220,9 @@ def test_what_was_changed_in_its_json_is_not_believed(copy):
     text = meta.read_text()
     assert '"width": 16' in text
     meta.write_text(text.replace('"width": 16', '"width": 61'))
-    found, said = restore(copy)
-    assert found[0] == 28
-    assert "its JSON is not what was written" in said[0]
+    restored, messages = restore(copy)
+    assert restored[0] == 28
+    assert "its JSON is not what was written" in messages[0]
 
 
 def test_half_a_checkpoint_is_removed(copy):
@@ -237,9 +237,9 @@ def test_a_run_goes_on_past_corrupt_checkpoints(finished, copy):
     for step in ("28", "30"):
         files = [file for file in (copy / "checkpoints" / step).rglob("*") if file.is_file()]
         damage(max(files, key=lambda file: file.stat().st_size), "changed")
-    metrics, seen, said = run(settings(), loop_of(), copy)
+    metrics, seen, messages = run(settings(), loop_of(), copy)
     assert min(step for step, _ in seen) == 26
-    assert [text.split(",")[0] for text in said] == [
+    assert [text.split(",")[0] for text in messages] == [
         "checkpoint 30 cannot be used",
         "checkpoint 28 cannot be used",
         "going on from step 24",
@@ -305,19 +305,19 @@ def test_saved_state_does_not_change_with_the_next_step(tmp_path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     """Each failure is said; with room again the next one is written."""
-    said = []
+    messages = []
     (tmp_path / "run").write_text("in the way")
-    kept = checkpoints(tmp_path / "run", say=said.append)
+    kept = checkpoints(tmp_path / "run", say=messages.append)
     for step in (1, 2):
         kept.save(step, {"w": np.zeros((1,))})
-        assert said[-1].startswith(
+        assert messages[-1].startswith(
             f"checkpoint {step} could not be written; there is none yet, and training goes on. NotADirectoryError"
         )
     (tmp_path / "run").unlink()
     kept.save(3, {"w": np.zeros((1,))})
     assert kept.has(3)
     assert kept.steps() == [3]
-    assert len(said) == 2
+    assert len(messages) == 2
     kept.close()
 
 

@@ -117,7 +117,7 @@ def test_an_unfinished_sweep_counts_with_its_finished_sizes(sweeps, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         (lambda one, to: to, "holds no settings.json: give the --workdir of main.py sweep"),
         (lambda one, to: store(to, one, planted(one)[:0]), "holds no rows of a sweep"),
@@ -127,8 +127,8 @@ def test_an_unfinished_sweep_counts_with_its_finished_sizes(sweeps, tmp_path):
         (lambda one, to: store(to, one, saved=one.identity | {"epochs": "x"}), "epochs must be float"),
     ],
 )
-def test_workdirs_that_cannot_be_compared(sweeps, tmp_path, wrong, says):
-    with pytest.raises(WorkdirError, match=re.escape(says)):
+def test_workdirs_that_cannot_be_compared(sweeps, tmp_path, wrong, message):
+    with pytest.raises(WorkdirError, match=re.escape(message)):
         sweep.compare([sweeps[0], wrong(sweeps[2], tmp_path / "wrong")])
     assert not (tmp_path / "compare.html").exists()
 

@@ -152,17 +152,17 @@ def test_every_config_is_in_the_table():
     assert {p.stem for p in (ROOT / "configs").glob("*.py")} == FILES.keys()
 
 
-@pytest.mark.parametrize("which", ["", "vit", "vit,imagenet2012", "cnn,tiny_imagenet", "cnn,cifar10,"])
-def test_a_model_or_data_that_the_papers_lack(which):
+@pytest.mark.parametrize("choice", ["", "vit", "vit,imagenet2012", "cnn,tiny_imagenet", "cnn,cifar10,"])
+def test_a_model_or_data_that_the_papers_lack(choice):
     with pytest.raises(
         ValueError, match=r"behind the colon of --config=papers:MODEL,DATA \(known: simple_resnet, resnet"
     ):
-        config_of(f"papers:{which}")
+        config_of(f"papers:{choice}")
 
 
 def test_main_figures_are_those_of_papers():
-    for name, which in (("cifar10_cnn", "cnn"), ("cifar10_residual_cnn", "residual_cnn"), ("cifar10_resnet", "resnet")):
-        assert settings_of(name) == settings_of(f"papers:{which},cifar10")
+    for name, model in (("cifar10_cnn", "cnn"), ("cifar10_residual_cnn", "residual_cnn"), ("cifar10_resnet", "resnet")):
+        assert settings_of(name) == settings_of(f"papers:{model},cifar10")
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES.items())

@@ -39,9 +39,9 @@ def pair(options):
     return tuple(functools.partial(f, **options) for f in (conv_general_dilated, lax.conv_general_dilated))
 
 
-def assert_same(ours, theirs, *arguments, rtol=1e-12):
-    ours, theirs = (jax.jit(f)(*arguments) for f in (ours, theirs))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol), ours, theirs)
+def assert_same(actual, expected, *arguments, rtol=1e-12):
+    actual, expected = (jax.jit(f)(*arguments) for f in (actual, expected))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol), actual, expected)
 
 
 def scalar(conv):
@@ -76,15 +76,15 @@ DERIVATIVES = {
 def test_derivatives_are_those_of_lax(space, seed, x64):
     """On random shapes, strides, dilations, and paddings (negative ones crop)."""
     x, w, options = drawn(np.random.default_rng([space, seed]), space)
-    ours, theirs = pair(options)
-    assert_same(ours, theirs, x, w)
+    depthmup_conv, lax_conv = pair(options)
+    assert_same(depthmup_conv, lax_conv, x, w)
 
     def derivatives(f):
         return jax.jit(lambda x, w: {name: of(scalar(f))(x, w) for name, of in DERIVATIVES.items()})(x, w)
 
-    found, expected = derivatives(ours), derivatives(theirs)
+    actual, expected = derivatives(depthmup_conv), derivatives(lax_conv)
     for name in DERIVATIVES:
-        for a, b in zip(jax.tree.leaves(found[name]), jax.tree.leaves(expected[name]), strict=True):
+        for a, b in zip(jax.tree.leaves(actual[name]), jax.tree.leaves(expected[name]), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max(initial=1), err_msg=name)
 
 
@@ -93,10 +93,12 @@ def test_vmap(axes, x64):
     rng = np.random.default_rng(3)
     x, w, options = drawn(rng, 2)
     stack = lambda array, axis: array if axis is None else jnp.stack([array, 2 * array, array**2], axis)  # noqa: E731
-    ours, theirs = (jax.vmap(jax.grad(scalar(f), (0, 1)), axes) for f in pair(options))
-    assert_same(ours, theirs, stack(x, axes[0]), stack(w, axes[1]))
-    ours, theirs = (jax.grad(lambda *of, f=f: jax.vmap(scalar(f), axes)(*of).sum(), (0, 1)) for f in pair(options))
-    assert_same(ours, theirs, stack(x, axes[0]), stack(w, axes[1]))
+    depthmup_grad, lax_grad = (jax.vmap(jax.grad(scalar(f), (0, 1)), axes) for f in pair(options))
+    assert_same(depthmup_grad, lax_grad, stack(x, axes[0]), stack(w, axes[1]))
+    depthmup_grad, lax_grad = (
+        jax.grad(lambda *of, f=f: jax.vmap(scalar(f), axes)(*of).sum(), (0, 1)) for f in pair(options)
+    )
+    assert_same(depthmup_grad, lax_grad, stack(x, axes[0]), stack(w, axes[1]))
 
 
 def test_vmap_over_one_operand_keeps_the_primitive():
@@ -111,12 +113,14 @@ def test_bfloat16():
     """Rounded as `lax` rounds, in value and gradient."""
     x, w, options = drawn(np.random.default_rng(5), 2)
     x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
-    ours, theirs = pair(options)
-    assert ours(x, w).dtype == jnp.bfloat16
+    depthmup_conv, lax_conv = pair(options)
+    assert depthmup_conv(x, w).dtype == jnp.bfloat16
     for derivative in (lambda f: f, lambda f: jax.grad(f, (0, 1))):
-        found, expected = (derivative(scalar(f))(x, w) for f in (ours, theirs))
+        actual, expected = (derivative(scalar(f))(x, w) for f in (depthmup_conv, lax_conv))
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=0.05, atol=0.05), found, expected
+            lambda a, b: np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=0.05, atol=0.05),
+            actual,
+            expected,
         )
 
 
@@ -130,8 +134,8 @@ def test_through_flax(padding, x64):
     ]
     params = [module.init(jax.random.key(1), x) for module in modules]
     jax.tree.map(np.testing.assert_array_equal, *params)
-    ours, theirs = (jax.grad(lambda p, x, m=m: jnp.sum(jnp.sin(m.apply(p, x))), (0, 1)) for m in modules)
-    assert_same(ours, theirs, params[0], x)
+    depthmup_grad, lax_grad = (jax.grad(lambda p, x, m=m: jnp.sum(jnp.sin(m.apply(p, x))), (0, 1)) for m in modules)
+    assert_same(depthmup_grad, lax_grad, params[0], x)
 
 
 def lowered(f, platform, *arguments):
@@ -147,9 +151,9 @@ def test_other_backends_get_the_program_of_lax(platform):
         return lambda x, w: jnp.sum(f(x, w) ** 2)
 
     for derivative in (lambda f: f, lambda f: jax.grad(squared(f), (0, 1))):
-        ours, theirs = (lowered(derivative(f), platform, x, w) for f in pair(options))
-        assert "stablehlo.convolution" in ours
-        assert ours == theirs
+        depthmup_program, lax_program = (lowered(derivative(f), platform, x, w) for f in pair(options))
+        assert "stablehlo.convolution" in depthmup_program
+        assert depthmup_program == lax_program
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_a_cpu_computes_one_layout(size, kernel, stride):
     x, w = jnp.ones((4, size, size, 2)), jnp.ones((kernel, kernel, 2, 3))
     padding = [((kernel - 1) // 2, kernel // 2)] * 2
     numbers = ("NHWC", "HWIO", "NHWC")
-    ours, theirs = pair(dict(window_strides=(stride, stride), padding=padding, dimension_numbers=numbers))
+    depthmup_conv, lax_conv = pair(dict(window_strides=(stride, stride), padding=padding, dimension_numbers=numbers))
 
     def layouts(conv):
         def descend(x, w):
@@ -171,10 +175,10 @@ def test_a_cpu_computes_one_layout(size, kernel, stride):
         text = jax.jit(descend).lower(x, w).compile().as_text()
         return set(re.findall(r"dim_labels=(\S+?)[,\s]", text))
 
-    assert layouts(ours) <= {"b01f_01io->b01f"}  # none where XLA makes a product of matrices of it
+    assert layouts(depthmup_conv) <= {"b01f_01io->b01f"}  # none where XLA makes a product of matrices of it
     if kernel == 3 and stride == 1:
-        assert layouts(ours)
-        assert not layouts(theirs) <= {"b01f_01io->b01f"}
+        assert layouts(depthmup_conv)
+        assert not layouts(lax_conv) <= {"b01f_01io->b01f"}
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -193,9 +197,9 @@ def test_inside_shard_map(check, x64):
         part, whole = jax.P("batch"), jax.P()
         return jax.shard_map(local, mesh=mesh, in_specs=(part, whole), out_specs=(part, whole), check_vma=check)
 
-    ours, theirs = pair(options)
-    assert_same(jax.jit(gradient(ours)), jax.jit(gradient(theirs)), x, w)
-    assert_same(jax.jit(gradient(ours)), jax.grad(scalar(theirs), (0, 1)), x, w)
+    depthmup_conv, lax_conv = pair(options)
+    assert_same(jax.jit(gradient(depthmup_conv)), jax.jit(gradient(lax_conv)), x, w)
+    assert_same(jax.jit(gradient(depthmup_conv)), jax.grad(scalar(lax_conv), (0, 1)), x, w)
 
 
 @pytest.mark.parametrize("small", [0, 2**17])
@@ -209,18 +213,20 @@ def test_circular(size, kernel, small, x64, monkeypatch):
     numbers = [("NHC", "HIO", "NHC"), ("NHWC", "HWIO", "NHWC")][len(size) - 1]
     padding, ones = [((k - 1) // 2, k // 2) for k in kernel], (1,) * len(size)
 
-    def ours(x, w):
+    def depthmup_conv(x, w):
         return circular_conv(x, w, ones, padding, dimension_numbers=numbers)
 
-    def theirs(x, w):
+    def padded_conv(x, w):
         wrapped = jnp.pad(x, [(0, 0), *padding, (0, 0)], mode="wrap")
         return lax.conv_general_dilated(wrapped, w, ones, "VALID", dimension_numbers=numbers)
 
-    assert ("dot_general" in str(jax.make_jaxpr(ours)(x, w))) == (small > 0 and len(size) == 2)
-    assert_same(ours, theirs, x, w)
-    assert_same(hessian_product(scalar(ours)), hessian_product(scalar(theirs)), x, w, rtol=1e-11)
+    assert ("dot_general" in str(jax.make_jaxpr(depthmup_conv)(x, w))) == (small > 0 and len(size) == 2)
+    assert_same(depthmup_conv, padded_conv, x, w)
+    assert_same(hessian_product(scalar(depthmup_conv)), hessian_product(scalar(padded_conv)), x, w, rtol=1e-11)
     many = jnp.stack([w, 2 * w])
-    assert_same(jax.vmap(ours, (None, 0)), lambda x, many: jnp.stack([theirs(x, w) for w in many]), x, many)
+    assert_same(
+        jax.vmap(depthmup_conv, (None, 0)), lambda x, many: jnp.stack([padded_conv(x, w) for w in many]), x, many
+    )
 
 
 def test_circular_convolutions_have_stride_1():
@@ -231,8 +237,10 @@ def test_circular_convolutions_have_stride_1():
 def test_groups_and_mistakes():
     x, w = jnp.ones((1, 5, 5, 4)), jnp.ones((3, 3, 2, 6))
     numbers = ("NHWC", "HWIO", "NHWC")
-    ours, theirs = pair(dict(window_strides=(1, 1), padding="SAME", dimension_numbers=numbers, feature_group_count=2))
-    assert_same(ours, theirs, x, w)
+    depthmup_conv, lax_conv = pair(
+        dict(window_strides=(1, 1), padding="SAME", dimension_numbers=numbers, feature_group_count=2)
+    )
+    assert_same(depthmup_conv, lax_conv, x, w)
     ungrouped, _ = pair(dict(window_strides=(1, 1), padding="SAME", dimension_numbers=numbers))
     with pytest.raises(ValueError, match="feature dimension"):
         ungrouped(x, w)

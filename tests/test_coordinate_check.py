@@ -91,9 +91,9 @@ def test_sp_is_not_ok_in_width_and_depth():
 
 @optimized
 def test_mup_is_not_ok_in_depth():
-    found = bad(check("mup", "layer", "adam"))
-    assert {("depth", "all"), ("depth", "branch/hidden")} <= found
-    assert {axis for axis, _ in found} == {"depth"}
+    failing = bad(check("mup", "layer", "adam"))
+    assert {("depth", "all"), ("depth", "branch/hidden")} <= failing
+    assert {axis for axis, _ in failing} == {"depth"}
 
 
 @optimized
@@ -131,9 +131,9 @@ class TestPlantedFaults:
     def test_readout(self, optimizer):
         """SGD LR 1 instead of m_in; Adam LR 1 / m_in instead of 1."""
         fault = ("lr", lambda s: s.role == "readout", lambda w, d: 1 / w)
-        found = bad(check("depth_mup", "layer", optimizer, fault))
-        assert ("width", "readout") in found
-        assert found <= {("width", "readout"), ("width", "all")}
+        failing = bad(check("depth_mup", "layer", optimizer, fault))
+        assert ("width", "readout") in failing
+        assert failing <= {("width", "readout"), ("width", "all")}
 
 
 @optimized
@@ -148,20 +148,20 @@ def test_planted_eps():
     assert {("width", "branch/hidden"), ("depth", "branch/hidden")} <= bad(report), str(report)
 
 
-def own_shapes(w, d):
+def matrix_shapes(w, d):
     return {"in": np.zeros((3, w)), "hidden": np.zeros((d, w, w)), "out": np.zeros((w, 2))}
 
 
-def own_probe(p, width, depth):
+def matrix_probe(p, width, depth):
     """A probe of a model that is nobody's library: plain matrices."""
-    specs = dm.infer_specs(own_shapes, width=width, depth=depth)
+    specs = dm.infer_specs(matrix_shapes, width=width, depth=depth)
 
     def init(key):
         keys = jax.random.split(key, 3)
         fan_in = {"in": 3, "hidden": width, "out": width}
         return {
             k: jax.random.normal(kk, v.shape) / fan_in[k] ** 0.5
-            for kk, (k, v) in zip(keys, own_shapes(width, depth).items(), strict=True)
+            for kk, (k, v) in zip(keys, matrix_shapes(width, depth).items(), strict=True)
         }
 
     def features(params, batch, f):
@@ -182,10 +182,10 @@ def own_probe(p, width, depth):
 
 def test_own_model_and_report(tmp_path):
     options = {"widths": (16, 64), "depths": (4, 16), "width": 64, "depth": 4, "steps": (1, 3), "tolerance": 0.2}
-    good = dm.coordinate_check(lambda w, d: own_probe(dm.parameterization("depth_mup"), w, d), **options)
+    good = dm.coordinate_check(lambda w, d: matrix_probe(dm.parameterization("depth_mup"), w, d), **options)
     assert good.ok, str(good)
     assert {s.group for s in good.slopes} == {"input", "branch/hidden", "readout", "all"}
-    wrong = dm.coordinate_check(lambda w, d: own_probe(dm.parameterization("sp"), w, d), **options)
+    wrong = dm.coordinate_check(lambda w, d: matrix_probe(dm.parameterization("sp"), w, d), **options)
     assert (wrong.verdict, wrong.ok) == ("not ok", False)
     assert "coordinate check: not ok" in str(wrong)
     wrong.plot(tmp_path / "check.png")
@@ -195,13 +195,13 @@ def test_own_model_and_report(tmp_path):
 def test_probe_trains_like_the_optimizer():
     """One step of a probe is one step of `dm.optimizer`; a group alone leaves the others where they were."""
     p = dm.parameterization("depth_mup")
-    probe = own_probe(p, 16, 2)
+    probe = matrix_probe(p, 16, 2)
     assert probe.groups == ("branch/hidden", "input", "readout")
     hyper = probe.hyper("all", 0)
     params, state = probe.init(hyper)
     np.testing.assert_allclose(params["out"].std(), 16**0.5 * 16**-0.5, rtol=0.5)  # times sqrt(m) on 1 / sqrt(fan_in)
     (after, _), _ = probe.step((params, state), probe.batch, hyper)
-    specs = dm.infer_specs(own_shapes, width=16, depth=2)
+    specs = dm.infer_specs(matrix_shapes, width=16, depth=2)
     forward = p.forward_factors(width=16, depth=2)
 
     def loss(params):
@@ -237,12 +237,14 @@ def test_slopes_are_those_of_known_powers():
         )
 
     report = dm.coordinate_check(probe_at, widths=(8, 16, 64), depths=(2, 4), width=8, depth=2, seeds=2, steps=(1, 3))
-    found = {(s.axis, s.quantity, s.step): s for s in report.slopes}
+    slopes = {(s.axis, s.quantity, s.step): s for s in report.slopes}
     expected = {("width", "hidden"): 0.5, ("width", "logits"): 0, ("depth", "hidden"): 0, ("depth", "logits"): -1}
     for (axis, quantity), slope in expected.items():
         for step in (1, 3):
-            assert found[axis, quantity, step].plain.slope == pytest.approx(slope, abs=1e-5)
-    np.testing.assert_allclose(found["width", "hidden", 3].changes, 3 * found["width", "hidden", 1].changes, rtol=1e-6)
+            assert slopes[axis, quantity, step].plain.slope == pytest.approx(slope, abs=1e-5)
+    np.testing.assert_allclose(
+        slopes["width", "hidden", 3].changes, 3 * slopes["width", "hidden", 1].changes, rtol=1e-6
+    )
 
 
 def planted(traces):
@@ -342,14 +344,14 @@ def test_nothing_judged_is_not_ok():
     """Features without "hidden" are refused; a group that does not move is not ok."""
 
     def without_hidden(width, depth):
-        probe = own_probe(dm.parameterization("depth_mup"), width, depth)
+        probe = matrix_probe(dm.parameterization("depth_mup"), width, depth)
         return probe._replace(features=lambda *a: {"h": jnp.zeros(1)})
 
     with pytest.raises(ValueError, match="features must have 'hidden' and 'logits', they have"):
         dm.coordinate_check(without_hidden, depths=(1, 2), width=8)
 
     def still(width, depth):
-        probe = own_probe(dm.parameterization("depth_mup"), width, depth)
+        probe = matrix_probe(dm.parameterization("depth_mup"), width, depth)
         return probe._replace(step=lambda state, batch, hyper: (state, None))
 
     assert dm.coordinate_check(still, depths=(1, 2), width=8, seeds=2, steps=(1,)).verdict == "not ok"
@@ -357,16 +359,16 @@ def test_nothing_judged_is_not_ok():
 
 def test_errors():
     with pytest.raises(ValueError, match="at least two widths or two depths"):
-        dm.coordinate_check(own_probe, widths=(8,))
+        dm.coordinate_check(matrix_probe, widths=(8,))
     with pytest.raises(ValueError, match="depth must be at least 1"):
-        dm.coordinate_check(own_probe, depths=(0, 2))
+        dm.coordinate_check(matrix_probe, depths=(0, 2))
 
 
 def test_what_does_not_move_has_no_slope():
     """In the first step of the readout alone the features do not move by a bit."""
     p = dm.parameterization("depth_mup")
     report = dm.coordinate_check(
-        lambda w, d: own_probe(p, w, d), depths=(2, 4), width=16, seeds=2, max_seeds=2, steps=(1, 3)
+        lambda w, d: matrix_probe(p, w, d), depths=(2, 4), width=16, seeds=2, max_seeds=2, steps=(1, 3)
     )
     keys = [(s.group, s.quantity, s.step) for s in report.slopes]
     assert ("readout", "logits", 1) in keys

@@ -90,24 +90,24 @@ def calibrated(workdir):
 @pytest.mark.parametrize("file", FILES)
 def test_a_damaged_workdir(whole, tmp_path, capsys, file, damage):
     workdir, rows, updates = whole
-    here = tmp_path / "sweep"
-    shutil.copytree(workdir, here)
-    path = sorted(here.glob(FILES[file]))[0]
+    damaged = tmp_path / "sweep"
+    shutil.copytree(workdir, damaged)
+    path = sorted(damaged.glob(FILES[file]))[0]
     DAMAGES[damage](path)
     refused = ""
     try:
-        again = {row["key"]: row for row in train(STUDY, here)}
-        profiles = calibrated(here)
-        sweep.compare([workdir, here], tmp_path)
+        again = {row["key"]: row for row in train(STUDY, damaged)}
+        profiles = calibrated(damaged)
+        sweep.compare([workdir, damaged], tmp_path)
     except (WorkdirError, OSError) as error:
         refused = str(error)
     if refused:
         assert "\n" not in refused
-        assert str(here) in refused
+        assert str(damaged) in refused
         assert damage in ("a folder", "a dangling link") or file == "settings"
         return
     assert again == rows
     assert profiles == updates
-    assert {row["key"] for row in sweep.load(here).to_dict("records")} == set(rows)
+    assert {row["key"] for row in sweep.load(damaged).to_dict("records")} == set(rows)
     if file in ("settings", "group", "calibration") and damage not in ("gone", "a dangling link"):
         assert path.name in capsys.readouterr().out  # that it is made anew

@@ -27,7 +27,7 @@ def test_bad_data_is_refused():
     inputs = dataset.train.inputs.astype(np.float32)
     inputs[7, 3] = np.nan
     labels = dataset.train.labels
-    for split, says in (
+    for split, message in (
         (Split(inputs, labels), "train split: 1 examples have NaN or infinite inputs, the first is number 7"),
         (Split(dataset.train.inputs, labels + 1), r"train split: labels must be 0\.\.9, got 10"),
         (Split(dataset.train.inputs, labels - 1), r"train split: labels must be 0\.\.9, got -1"),
@@ -35,7 +35,7 @@ def test_bad_data_is_refused():
         (Split(dataset.train.inputs[:9], labels), "do not fit 1437 labels"),
         (Split(dataset.train.inputs[:0], labels[:0]), "train split: it is empty"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             checked(dataset._replace(train=split))
 
 

@@ -43,17 +43,17 @@ def solved(activation):
 
 @pytest.mark.parametrize(("c", "readin"), ONE_STEP)
 def test_one_step_table(c, readin):
-    found = one_step_linear(c, train_readin=readin, times=np.array([0.25, 0.5, 0.75, 1]))
-    np.testing.assert_allclose(found.H1, ONE_STEP[c, readin], rtol=0, atol=5.1e-7)
+    kernels = one_step_linear(c, train_readin=readin, times=np.array([0.25, 0.5, 0.75, 1]))
+    np.testing.assert_allclose(kernels.H1, ONE_STEP[c, readin], rtol=0, atol=5.1e-7)
 
 
 @pytest.mark.parametrize(("beta", "readin"), [(1.0, True), (0.7, False)])
 def test_one_step_is_the_linear_solver(beta, readin):
     exact = one_step_linear(0.5 * 0.8, 12, beta=beta, train_readin=readin)
     groups = ("readin", "branch", "readout") if readin else ("branch",)
-    found = linear_dmft([[1.0]], [0.8], depth=12, steps=2, eta0=0.1, gamma0=5.0, beta=beta, trained=groups)
-    np.testing.assert_allclose(found.H[:, 0, 0, 0, 0], exact.H0, rtol=1e-12)
-    np.testing.assert_allclose(found.H[:, 1, 0, 1, 0], exact.H1, rtol=1e-12)
+    dynamics = linear_dmft([[1.0]], [0.8], depth=12, steps=2, eta0=0.1, gamma0=5.0, beta=beta, trained=groups)
+    np.testing.assert_allclose(dynamics.H[:, 0, 0, 0, 0], exact.H0, rtol=1e-12)
+    np.testing.assert_allclose(dynamics.H[:, 1, 0, 1, 0], exact.H1, rtol=1e-12)
     limit = one_step_linear(0.5, beta=beta, train_readin=readin).H1[-1]
     errors = [abs(one_step_linear(0.5, L, beta=beta, train_readin=readin).H1[-1] - limit) for L in (512, 2048)]
     assert np.log(errors[1] / errors[0]) / np.log(4) == pytest.approx(-1, abs=0.02)
@@ -70,26 +70,26 @@ def test_monte_carlo_of_a_linear_network_is_exact(seed):
         y = np.stack([y, y[::-1]], axis=1)
         options |= dict(trained=("readin", "branch"), alpha=0.75)
     exact = linear_dmft(Kx, y, **options)
-    found = dmft(Kx, y, activation="linear", samples=1000, replicates=1, **options)
+    dynamics = dmft(Kx, y, activation="linear", samples=1000, replicates=1, **options)
     for name in ("predictions", "H", "Phi", "G"):
-        np.testing.assert_allclose(getattr(found, name), getattr(exact, name), rtol=0, atol=1e-8)
-    assert found.predictions.shape == (6, *y.shape)
-    assert found.G.shape == (3, 6, *y.shape, 6, *y.shape)
-    assert found.stderr is None
+        np.testing.assert_allclose(getattr(dynamics, name), getattr(exact, name), rtol=0, atol=1e-8)
+    assert dynamics.predictions.shape == (6, *y.shape)
+    assert dynamics.G.shape == (3, 6, *y.shape, 6, *y.shape)
+    assert dynamics.stderr is None
 
 
 @pytest.mark.parametrize("activation", sorted(CURVES))
 def test_reference_curves(activation):
-    found = solved(activation)
-    error = found.stderr[-1] + 0.0008
-    assert (found.stderr[-1] < 0.005).all()
-    np.testing.assert_array_less(np.abs(found.predictions[-1] - CURVES[activation]), 4 * error)
+    dynamics = solved(activation)
+    error = dynamics.stderr[-1] + 0.0008
+    assert (dynamics.stderr[-1] < 0.005).all()
+    np.testing.assert_array_less(np.abs(dynamics.predictions[-1] - CURVES[activation]), 4 * error)
     # Kernels of the initial weights are those of the lazy limit.
     lazy = lazy_kernels(KX, 3, activation)
     for name in ("H", "Phi", "G"):
-        start = getattr(found, name)[:, 0, :, 0, :]
+        start = getattr(dynamics, name)[:, 0, :, 0, :]
         np.testing.assert_allclose(start, getattr(lazy, name), rtol=0, atol=0.02)
-        flat = getattr(found, name).reshape(4, 30, 30)
+        flat = getattr(dynamics, name).reshape(4, 30, 30)
         # A product of matrices may round its two triangles differently.
         np.testing.assert_allclose(flat, np.swapaxes(flat, 1, 2), rtol=0, atol=1e-14)
 
@@ -102,9 +102,9 @@ def test_it_is_said_when_descent_diverges():
     assert np.abs(dmft(KX, Y, activation="erf", eta0=0.95 * bound, **options).predictions[-1]).max() < 3
     with pytest.warns(
         UserWarning, match=rf"eta0 = {1.1 * bound:.4g} is above {bound:.4g}, 2 \(1 \+ momentum\) over"
-    ) as said:
+    ) as warned:
         grown = dmft(KX, Y, activation="erf", eta0=1.1 * bound, **options)
-    assert said[0].filename == __file__
+    assert warned[0].filename == __file__
     assert np.abs(grown.predictions[-1]).max() > 10
     bound = 2 / (np.linalg.eigvalsh(KX[:2, :2])[-1] * ((1 + 1 / 3) ** 2 + 2 * (1 + 1 / 3) ** 3) / 2)
     with pytest.warns(UserWarning, match=rf"is above {bound:.4g}"):
@@ -152,11 +152,13 @@ def test_frozen_weights_do_not_decay(solver):
         (H, {"branch": [0], "readout": [0, 1, 2]}, {"readin": 0, "branch": 2}),
         (G, {"readin": [2], "branch": [2]} if solver is linear_dmft else {}, {"readout": 2}),
     ):
-        own = {group: np.diagonal(of, axis1=1, axis2=3) for group, of in kernels.items()}  # (layers, P, P, times)
+        diagonals = {group: np.diagonal(of, axis1=1, axis2=3) for group, of in kernels.items()}  # (layers, P, P, times)
         for group, layers in stay.items():
-            np.testing.assert_allclose(own[group][layers], own[group][layers][..., :1] * np.ones(4), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                diagonals[group][layers], diagonals[group][layers][..., :1] * np.ones(4), rtol=0, atol=1e-6
+            )
         for group, layer in moves.items():
-            first, last = own[group][layer, ..., 0], own[group][layer, ..., -1]
+            first, last = diagonals[group][layer, ..., 0], diagonals[group][layer, ..., -1]
             assert np.abs(last - first).max() > 0.1 * np.abs(first).max()
 
 
@@ -168,9 +170,9 @@ def test_seeds_and_replicates():
     # The scatter of seeds is what the replicates say: chi^2 of the differences of ten pairs.
     runs = [dmft(KX, Y, seed=seed, **options) for seed in range(20)]
     scatter = np.std([run.predictions[-1] for run in runs], axis=0, ddof=1)
-    told = np.sqrt(np.mean([run.stderr[-1] ** 2 for run in runs], axis=0))
-    assert (0.5 < scatter / told).all()
-    assert (scatter / told < 2).all()
+    stderr = np.sqrt(np.mean([run.stderr[-1] ** 2 for run in runs], axis=0))
+    assert (0.5 < scatter / stderr).all()
+    assert (scatter / stderr < 2).all()
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.2])
@@ -181,9 +183,9 @@ def test_lazy_limit(weight_decay):
     limit = linear_dmft(Kx, y, gamma0=0, **options)
     errors = []
     for gamma0 in (0.03, 0.01):
-        found = linear_dmft(Kx, y, gamma0=gamma0, **options)
-        errors.append(max(np.abs(getattr(found, name) - getattr(limit, name)).max() for name in ("H", "G")))
-        errors.append(np.abs(found.predictions - limit.predictions).max())
+        dynamics = linear_dmft(Kx, y, gamma0=gamma0, **options)
+        errors.append(max(np.abs(getattr(dynamics, name) - getattr(limit, name)).max() for name in ("H", "G")))
+        errors.append(np.abs(dynamics.predictions - limit.predictions).max())
     np.testing.assert_allclose(np.log(np.divide(errors[:2], errors[2:])) / np.log(3), 2, atol=0.02)
 
 
@@ -203,12 +205,14 @@ def test_predictions_move_with_the_kernels():
     y, misses = np.array([2.0, -1.5, 1.0]), []
     for eta0 in (0.03, 0.015):
         steps = int(0.6 / eta0)
-        found = linear_dmft(KX, y, depth=2, steps=steps, eta0=eta0, gamma0=1.5)
+        dynamics = linear_dmft(KX, y, depth=2, steps=steps, eta0=eta0, gamma0=1.5)
         t = steps - 2
-        H, G = found.H[:, t, :, t], found.G[:, t, :, t]
+        H, G = dynamics.H[:, t, :, t], dynamics.G[:, t, :, t]
         Theta = (H[:-1] * G[1:]).sum(0) / 2 + H[-1] + KX * G[0]
-        expected = eta0 / 3 * Theta @ (y - found.predictions[t])
-        misses.append(np.abs(found.predictions[t + 1] - found.predictions[t] - expected).max() / np.abs(expected).max())
+        expected = eta0 / 3 * Theta @ (y - dynamics.predictions[t])
+        misses.append(
+            np.abs(dynamics.predictions[t + 1] - dynamics.predictions[t] - expected).max() / np.abs(expected).max()
+        )
         assert Theta[0, 0] > 1.2 * lazy_kernels(KX, 2, "linear").ntk[0, 0]  # far from lazy
     assert misses[0] < 0.1
     assert misses[0] / misses[1] == pytest.approx(2, abs=0.4)
@@ -221,11 +225,11 @@ def test_branches_of_two_weights():
     """
     L, beta = 3, 1.2
     options = dict(depth=L, steps=2, eta0=0.1, gamma0=0.01, beta=beta, branch_weights=2, activation="linear")
-    found = dmft(KX, Y, samples=400, replicates=1, **options)
+    dynamics = dmft(KX, Y, samples=400, replicates=1, **options)
     grown = 1 + beta**2 / L
     ntk = KX * (2 * grown**L + 2 * beta**2 * grown ** (L - 1))
-    np.testing.assert_allclose(found.predictions[1], 0.1 / 3 * ntk @ Y, rtol=1e-4)
-    np.testing.assert_allclose(found.H[:, 0, :, 0], KX * grown ** np.arange(L + 1)[:, None, None], rtol=1e-10)
+    np.testing.assert_allclose(dynamics.predictions[1], 0.1 / 3 * ntk @ Y, rtol=1e-4)
+    np.testing.assert_allclose(dynamics.H[:, 0, :, 0], KX * grown ** np.arange(L + 1)[:, None, None], rtol=1e-10)
     frozen = dmft(KX, Y, samples=400, replicates=1, trained=("readin", "readout"), **options)
     np.testing.assert_allclose(frozen.predictions[1], 0.1 / 3 * 2 * grown**L * KX @ Y, rtol=1e-4)
 
@@ -329,13 +333,13 @@ def test_problems_are_pytrees():
 def test_derivatives(x64):
     def loss(eta0, gamma0, entry):
         kernel = jnp.asarray(KX).at[0, 1].add(entry).at[1, 0].add(entry)
-        found = linear_dmft(kernel, Y, depth=2, steps=4, eta0=eta0, gamma0=gamma0)
-        return ((found.predictions[-1] - Y) ** 2).sum()
+        dynamics = linear_dmft(kernel, Y, depth=2, steps=4, eta0=eta0, gamma0=gamma0)
+        return ((dynamics.predictions[-1] - Y) ** 2).sum()
 
-    found = jax.grad(loss, (0, 1, 2))(0.5, 0.8, 0.0)
+    gradient = jax.grad(loss, (0, 1, 2))(0.5, 0.8, 0.0)
     point, h = np.array([0.5, 0.8, 0.0]), 1e-5
     expected = [(loss(*(point + h * e)) - loss(*(point - h * e))) / (2 * h) for e in np.eye(3)]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
 
 def test_from_a_caller_in_float32():
@@ -360,11 +364,11 @@ def test_what_is_said_of_single_steps():
     options = dict(depth=1, gamma0=0)
     each = minibatches([[t % 3] for t in range(40)], 3)
     with pytest.warns(UserWarning, match=r"eta0 = 0\.5 is above 0\.4, 2 "):
-        found = linear_dmft(KX, Y, steps=40, eta0=0.5, sample_weights=each, **options)
+        dynamics = linear_dmft(KX, Y, steps=40, eta0=0.5, sample_weights=each, **options)
     with pytest.warns(UserWarning, match=r"eta0 = 1\.1 is above"):
         linear_dmft(KX, Y, steps=4, eta0=[0.1, 1.1, 0.1, 0.1], **options)
     linear_dmft(KX, Y, steps=3, eta0=[0.1, 0.1, 30.0], **options)
-    assert np.isfinite(found.predictions).all()
+    assert np.isfinite(dynamics.predictions).all()
 
 
 def test_bad_options():

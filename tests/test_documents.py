@@ -110,7 +110,7 @@ def test_publishing_keeps_every_number(tmp_path, monkeypatch, sweeps):
     (workdir / "settings.json").write_text(json.dumps(about["settings"]))
     (workdir / "environment.json").write_text("[]")
     monkeypatch.setattr(documents, "RESULTS", tmp_path)
-    monkeypatch.setattr(published, "load", lambda found: sweep.rows.assign(extra=1))
+    monkeypatch.setattr(published, "load", lambda folder: sweep.rows.assign(extra=1))
     documents.publish("patches16_vit", workdir)
     written = documents.read("patches16_vit").rows
     pandas.testing.assert_frame_equal(written.reset_index(drop=True), sweep.rows.reset_index(drop=True))

@@ -124,8 +124,8 @@ def test_as_many_at_once_as_fit(monkeypatch):
     monkeypatch.setattr(estimate, "AT_ONCE", 10**9)
     monkeypatch.setattr(estimate, "trial_layout", lambda: "vmap")
     monkeypatch.setattr(estimate, "free_memory", lambda device: 1e9 * len(jax.local_devices()))
-    for own, sets, part in ((study, 8, 64), (halves, 4, 32)):
-        assert at_once(own, trial) == int(estimate.SHARE * 1e9 // memory(task, hyper, part, "vmap")) * sets
+    for each_study, sets, part in ((study, 8, 64), (halves, 4, 32)):
+        assert at_once(each_study, trial) == int(estimate.SHARE * 1e9 // memory(task, hyper, part, "vmap")) * sets
     monkeypatch.undo()
     each = memory(task, hyper, 64, "map")
     state = jax.eval_shape(task.init, hyper.arrays())
@@ -252,10 +252,10 @@ def test_time_left_with_another_process(now):
     groups = [str(i) for i in range(40)]
     left.expect(dict.fromkeys(groups, 10.0), measured=True)
     while groups:
-        mine, _, *groups = groups
-        left.running(mine, "a group", 0.0)
+        current, _, *groups = groups
+        left.running(current, "a group", 0.0)
         now[0] += 10.0
-        left.running(mine, "a group", 1.0)
+        left.running(current, "a group", 1.0)
         left.only(set(groups))
         looks.append((1 - len(groups) / 40, left.seconds(), 10.0 * len(groups) / 2))
         assert left.waiting() == len(groups)

@@ -74,12 +74,12 @@ def test_an_error_of_the_limit_widens_the_interval():
 
 
 def test_bias_is_free_of_the_noise_of_both():
-    rng, truth, found = np.random.default_rng(1), 0.01, []
+    rng, truth, estimates = np.random.default_rng(1), 0.01, []
     for _ in range(100):
         limit, networks = (draws(rng, count, LIMIT + off, 0.05, 5) for count, off in ((BLOCKS, 0), (50, truth)))
-        found.append(convergence.bias(networks, limit).value)
-    assert np.mean(found) == pytest.approx(truth**2, abs=4 * np.std(found) / 10)
-    assert np.std(found) / 10 < truth**2 / 5  # the noise of the limit alone has a square of 3e-4
+        estimates.append(convergence.bias(networks, limit).value)
+    assert np.mean(estimates) == pytest.approx(truth**2, abs=4 * np.std(estimates) / 10)
+    assert np.std(estimates) / 10 < truth**2 / 5  # the noise of the limit alone has a square of 3e-4
 
 
 def test_two_weight_networks_approach_their_own_limit(monkeypatch):
@@ -93,11 +93,11 @@ def test_two_weight_networks_approach_their_own_limit(monkeypatch):
 
 def test_inner_matrices_move_the_features_as_much_as_outer_ones():
     """Though their own updates move their pre-activations as depth^-1/2."""
-    rms, cosine, own = two_weight_blocks.changes(64, 16, 32)
+    rms, cosine, inner_rms = two_weight_blocks.changes(64, 16, 32)
     ratio = rms[:, 0] / rms[:, 1]
     error = ratio.std(ddof=1) / len(ratio) ** 0.5
     assert error < 0.05
     assert abs(ratio.mean() - 1) < 0.1 + 4 * error
     assert 0.8 < cosine.mean() < 1
     shallow = two_weight_blocks.changes(64, 4, 32)[-1]
-    assert np.log2(own.mean() / shallow.mean()) / 2 == pytest.approx(-0.5, abs=0.1)
+    assert np.log2(inner_rms.mean() / shallow.mean()) / 2 == pytest.approx(-0.5, abs=0.1)

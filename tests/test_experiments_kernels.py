@@ -8,9 +8,9 @@ from experiments import convolutional_kernels, ntk_depth, theory_checks
 
 def test_ntk_of_networks():
     """Within 4.5 standard errors, which are small, of the limit at that depth."""
-    found, limit = ntk_depth.networks(64, 2, 400, 0), ntk_depth.over_angles(2)
+    kernels, limit = ntk_depth.networks(64, 2, 400, 0), ntk_depth.over_angles(2)
     for name in ntk_depth.PARTS:
-        pairs = ntk_depth.by_angle(found[name])
+        pairs = ntk_depth.by_angle(kernels[name])
         mean, error = pairs.mean(axis=0), pairs.std(axis=0, ddof=1) / 20
         expected = limit[name][:: ntk_depth.EVERY]
         assert np.abs((mean - expected) / error).max() < 4.5

@@ -28,12 +28,12 @@ def networks(rng, seeds, width, depth, outputs=1, m=1.1, d=-0.5, v=0.45):
     [("v", "m2", "k", "cross"), ("v", "m2", "k"), ("v", "m2"), ("v",), ("k", "v", "k"), ("v", "cross"), ("m2", "k")],
 )
 def test_exact_values_give_the_coefficients(terms, stderr):
-    found = fit.finite_size(WIDTHS, DEPTHS, planted(terms), stderr, terms)
-    for term, coefficient in found._asdict().items():
+    coefficients = fit.finite_size(WIDTHS, DEPTHS, planted(terms), stderr, terms)
+    for term, coefficient in coefficients._asdict().items():
         assert (coefficient is None) == (term not in terms)
         if term in terms:
             assert coefficient == pytest.approx([TRUTH[term]] * 3, abs=1e-10)
-    np.testing.assert_allclose(found.predict(WIDTHS, DEPTHS), planted(terms), rtol=1e-10)
+    np.testing.assert_allclose(coefficients.predict(WIDTHS, DEPTHS), planted(terms), rtol=1e-10)
 
 
 def test_default_terms():
@@ -55,27 +55,29 @@ def test_equals_curve_fit():
     rng = np.random.default_rng(0)
     stderr = 0.01 * WIDTHS**-1.3 * np.exp(2 / DEPTHS)
     errors = planted(TRUTH) + stderr * rng.normal(size=12)
-    found = fit.finite_size(WIDTHS, DEPTHS, errors, stderr)
+    coefficients = fit.finite_size(WIDTHS, DEPTHS, errors, stderr)
     design = np.stack(list(COLUMNS.values()))
     values, covariance = curve_fit(lambda x, *c: np.array(c) @ x, design, errors, p0=[1.0] * 4, sigma=stderr)
-    assert [c.value for c in found] == pytest.approx(values.tolist(), rel=1e-5)
+    assert [c.value for c in coefficients] == pytest.approx(values.tolist(), rel=1e-5)
     half = 2.3060041350 * np.sqrt(np.diag(covariance))  # Student's t with 12 - 4 degrees
-    assert [c.high - c.value for c in found] == pytest.approx(half.tolist(), rel=1e-5)
-    assert found.cross.value - found.cross.low == pytest.approx(half[3], rel=1e-5)
+    assert [c.high - c.value for c in coefficients] == pytest.approx(half.tolist(), rel=1e-5)
+    assert coefficients.cross.value - coefficients.cross.low == pytest.approx(half[3], rel=1e-5)
     scaled = fit.finite_size(WIDTHS, DEPTHS, errors, 10 * stderr)  # intervals are from the scatter
-    np.testing.assert_allclose(scaled, found, rtol=1e-9)
+    np.testing.assert_allclose(scaled, coefficients, rtol=1e-9)
 
 
 def test_no_term_but_cross_is_negative():
     """Where the unbounded fit wants m2 to be, the others are those of scipy's non-negative fit."""
     stderr = 0.03 / WIDTHS
     errors = planted(("v", "k")) - 2 * COLUMNS["m2"] + stderr * np.random.default_rng(1).normal(size=12)
-    found = fit.finite_size(WIDTHS, DEPTHS, errors, stderr, ("v", "m2", "k"))
-    own, _ = nnls(np.stack([COLUMNS[t] / stderr for t in ("v", "m2", "k")], axis=1), errors / stderr)
-    assert [c.value for c in (found.v, found.m2, found.k)] == pytest.approx(own.tolist(), rel=1e-9)
-    assert found.m2.low == found.m2.value == 0 < found.m2.high
-    assert found.v.low < found.v.value < found.v.high
-    assert all(c.low <= c.value <= c.high for c in (found.v, found.m2, found.k))
+    coefficients = fit.finite_size(WIDTHS, DEPTHS, errors, stderr, ("v", "m2", "k"))
+    nonnegative, _ = nnls(np.stack([COLUMNS[t] / stderr for t in ("v", "m2", "k")], axis=1), errors / stderr)
+    assert [c.value for c in (coefficients.v, coefficients.m2, coefficients.k)] == pytest.approx(
+        nonnegative.tolist(), rel=1e-9
+    )
+    assert coefficients.m2.low == coefficients.m2.value == 0 < coefficients.m2.high
+    assert coefficients.v.low < coefficients.v.value < coefficients.v.high
+    assert all(c.low <= c.value <= c.high for c in (coefficients.v, coefficients.m2, coefficients.k))
     far = fit.finite_size(WIDTHS, DEPTHS, errors - 4 * COLUMNS["m2"], stderr, ("v", "m2", "k"))
     assert far.m2 == (0, 0, 0)  # the interval of the unbounded fit lies below 0
     assert far.v.low <= far.v.value <= far.v.high
@@ -85,12 +87,12 @@ def test_order_of_points_is_indifferent():
     rng = np.random.default_rng(1)
     stderr = 0.1 * planted(TRUTH) * rng.uniform(0.5, 2, 12)
     errors = planted(TRUTH) + stderr * rng.normal(size=12)
-    found = fit.finite_size(WIDTHS, DEPTHS, errors, stderr)
+    coefficients = fit.finite_size(WIDTHS, DEPTHS, errors, stderr)
     order = rng.permutation(12)
     np.testing.assert_allclose(
-        fit.finite_size(WIDTHS[order], DEPTHS[order], errors[order], stderr[order]), found, rtol=1e-8
+        fit.finite_size(WIDTHS[order], DEPTHS[order], errors[order], stderr[order]), coefficients, rtol=1e-8
     )
-    assert all(c.low <= c.value <= c.high for c in found)
+    assert all(c.low <= c.value <= c.high for c in coefficients)
 
 
 def test_a_standard_error_of_zero_is_no_certainty():
@@ -98,8 +100,8 @@ def test_a_standard_error_of_zero_is_no_certainty():
     stderr = 0.1 / WIDTHS
     errors = planted(TRUTH) + stderr * rng.normal(size=12)
     for same, other in ((np.where(np.arange(12) == 5, 0, stderr), stderr), (np.zeros(12), None)):
-        found = fit.finite_size(WIDTHS, DEPTHS, errors, same)
-        np.testing.assert_allclose(found, fit.finite_size(WIDTHS, DEPTHS, errors, other), rtol=1e-9)
+        coefficients = fit.finite_size(WIDTHS, DEPTHS, errors, same)
+        np.testing.assert_allclose(coefficients, fit.finite_size(WIDTHS, DEPTHS, errors, other), rtol=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +125,18 @@ def ensembles():
 def test_intervals_hold_the_truth(ensembles, part, terms, least):
     """And v, whose points weigh by standard errors that are small where the variance is, is not drawn down by that."""
     hold, v = [], []
-    for own in ensembles:
-        errors, stderr = np.array([getattr(ensemble, part) for ensemble in own]).T
-        found = fit.finite_size(WIDTHS, DEPTHS, errors, stderr, terms)._asdict()
-        hold.append([found[term].low <= TRUTH[term] <= found[term].high for term in terms])
-        v.append(found["v"].value if "v" in terms else 0.45)
+    for at_sizes in ensembles:
+        errors, stderr = np.array([getattr(ensemble, part) for ensemble in at_sizes]).T
+        coefficients = fit.finite_size(WIDTHS, DEPTHS, errors, stderr, terms)._asdict()
+        hold.append([coefficients[term].low <= TRUTH[term] <= coefficients[term].high for term in terms])
+        v.append(coefficients["v"].value if "v" in terms else 0.45)
     assert ((least <= np.mean(hold, axis=0)) & (np.mean(hold, axis=0) <= 0.98)).all()
     assert part != "variance" or np.mean(v) == pytest.approx(0.45, rel=0.025)
 
 
 def test_without_cross_the_biases_are_wrong():
-    found = fit.finite_size(WIDTHS, DEPTHS, planted(TRUTH), terms=("v", "m2", "k"))
-    assert found.k.high < 0.25
+    coefficients = fit.finite_size(WIDTHS, DEPTHS, planted(TRUTH), terms=("v", "m2", "k"))
+    assert coefficients.k.high < 0.25
     assert fit.finite_size(WIDTHS, DEPTHS, planted(TRUTH)).k == pytest.approx([0.25] * 3, abs=1e-10)
 
 
@@ -144,20 +146,20 @@ def test_parts_of_the_error_are_unbiased():
     limit = np.array([[1.0, -2.0, 0.5]])
     bias = np.array([[0.1, -0.3, 0.2]])
     draws = [limit + bias + 0.5 * rng.normal(size=(5, 1, 3)) for _ in range(4000)]
-    found = [fit.ensemble_errors(draw, limit) for draw in draws]
+    estimates = [fit.ensemble_errors(draw, limit) for draw in draws]
     for part, truth in (
         ("variance", 0.25),
         ("squared_bias", np.mean(bias**2)),
         ("squared_error", 0.25 + np.mean(bias**2)),
     ):
-        values, stderr = np.array([getattr(one, part) for one in found]).T
+        values, stderr = np.array([getattr(one, part) for one in estimates]).T
         off = values.mean() - truth
         assert abs(off) < 3 * values.std() / math.sqrt(4000)
         # Of a bias that is small beside the noise the jackknife's variance is up to twice the true one.
         assert 0.9 < np.mean(stderr**2) / values.var() < (2 if part == "squared_bias" else 1.35)
     naive = np.array([np.mean((draw.mean(axis=0) - limit) ** 2) for draw in draws])
     assert naive.mean() - np.mean(bias**2) > 10 * naive.std() / math.sqrt(4000)
-    assert min(one.squared_bias.value for one in found) < 0
+    assert min(one.squared_bias.value for one in estimates) < 0
 
 
 def test_parts_of_the_error_by_hand():
@@ -169,11 +171,11 @@ def test_parts_of_the_error_by_hand():
         variance = np.mean(np.var(seeds, axis=0, ddof=1))
         return np.array([variance, error - variance, error])
 
-    found = fit.ensemble_errors(values, limit)
-    assert [one.value for one in found] == pytest.approx(parts(values).tolist(), rel=1e-12)
+    estimates = fit.ensemble_errors(values, limit)
+    assert [one.value for one in estimates] == pytest.approx(parts(values).tolist(), rel=1e-12)
     without = np.array([parts(np.delete(values, i, axis=0)) for i in range(6)])
     jackknife = np.sqrt(5 / 6 * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
-    assert [one.stderr for one in found] == pytest.approx(jackknife.tolist(), rel=1e-12)
+    assert [one.stderr for one in estimates] == pytest.approx(jackknife.tolist(), rel=1e-12)
 
 
 def test_mean_of_an_ensemble():
@@ -193,8 +195,8 @@ def test_mean_of_an_ensemble():
 def test_rates(ensembles):
     """Of the variance's exponents in width and, times N, in depth."""
     hold = []
-    for own in ensembles:
-        variances, stderr = np.array([ensemble.variance for ensemble in own]).T
+    for at_sizes in ensembles:
+        variances, stderr = np.array([ensemble.variance for ensemble in at_sizes]).T
         octaves = stderr / variances / math.log(2)
         in_width = fit.power_law(WIDTHS, variances, octaves)
         in_depth = fit.power_law(DEPTHS, WIDTHS * variances, octaves)
@@ -212,7 +214,7 @@ def test_table():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"widths": -WIDTHS}, "widths must be positive and finite, got -64"),
         ({"widths": WIDTHS * math.inf}, "widths must be positive and finite, got inf"),
@@ -229,13 +231,13 @@ def test_table():
         ({"terms": ("v", "m")}, "unknown term 'm'"),
     ],
 )
-def test_errors(change, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(change, message):
+    with pytest.raises(ValueError, match=message):
         fit.finite_size(**{"widths": WIDTHS, "depths": DEPTHS, "errors": planted(TRUTH)} | change)
 
 
 @pytest.mark.parametrize(
-    ("widths", "depths", "terms", "says"),
+    ("widths", "depths", "terms", "message"),
     [
         ([64, 128, 256, 512], [4, 8, 4, 8], (), "v, m2, k, cross with intervals need at least 5 points, got 4"),
         ([64, 128], None, (), "v, m2 with intervals need at least 3 points, got 2"),
@@ -248,17 +250,17 @@ def test_errors(change, says):
         ([64] * 6, [8] * 6, (), "add one more width and one more finite depth, or give other terms"),
     ],
 )
-def test_points_that_do_not_suffice(widths, depths, terms, says):
+def test_points_that_do_not_suffice(widths, depths, terms, message):
     errors = np.ones(len(widths))
-    if says is None:
+    if message is None:
         assert fit.finite_size(widths, depths, errors, terms=terms).k.value == pytest.approx(64)
         return
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         fit.finite_size(widths, depths, errors, terms=terms)
 
 
 @pytest.mark.parametrize(
-    ("predictions", "limit", "says"),
+    ("predictions", "limit", "message"),
     [
         (np.ones((1, 2)), np.ones(2), "three seeds, got 1"),
         (np.ones((2, 2)), np.ones(2), "three seeds, got 2"),
@@ -270,6 +272,6 @@ def test_points_that_do_not_suffice(widths, depths, terms, says):
         ([1, 2, 3], math.inf, "must be finite"),
     ],
 )
-def test_errors_of_ensembles(predictions, limit, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors_of_ensembles(predictions, limit, message):
+    with pytest.raises(ValueError, match=message):
         fit.ensemble_errors(predictions, limit)

@@ -40,11 +40,11 @@ def table(optima, axis="depth", **options):
 
 @pytest.mark.parametrize("planted", [-6.9, -4.0, -3.13, -0.6])
 def test_optimum_of_a_parabola(planted):
-    found = fit.optimum(LRS, curve(planted), CAP)
-    assert math.log2(found.learning_rate) == pytest.approx(planted, abs=1e-9)
-    assert found.reason == ""
+    optimum = fit.optimum(LRS, curve(planted), CAP)
+    assert math.log2(optimum.learning_rate) == pytest.approx(planted, abs=1e-9)
+    assert optimum.reason == ""
     shuffled = np.random.default_rng(0).permutation(len(LRS))
-    assert fit.optimum(LRS[shuffled], curve(planted)[shuffled], CAP) == found
+    assert fit.optimum(LRS[shuffled], curve(planted)[shuffled], CAP) == optimum
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_optimum_of_a_parabola(planted):
 )
 def test_optimum_below_a_cliff(cliff, star, at_edge):
     """It stays where all seeds train, and the interval reaches to the edge if it is within a grid step."""
-    found = fit.optimum(LRS, curve(-3.0, cliff=cliff), CAP)
-    assert math.log2(found.learning_rate) == pytest.approx(star, abs=1e-9)
-    assert found.at_edge == at_edge
+    optimum = fit.optimum(LRS, curve(-3.0, cliff=cliff), CAP)
+    assert math.log2(optimum.learning_rate) == pytest.approx(star, abs=1e-9)
+    assert optimum.at_edge == at_edge
     last = math.floor(2 * (cliff - 3.0)) / 2
-    assert math.log2(found.edge.learning_rate) == pytest.approx(last + 0.25)
-    assert math.log2(found.edge.all_train) == last
-    assert (math.log2(found.edge.low), math.log2(found.edge.high)) == pytest.approx((last, last + 0.5))
-    assert found.resolution == (0.25 if at_edge else 0)
-    assert (found.high >= found.edge.high) == at_edge
+    assert math.log2(optimum.edge.learning_rate) == pytest.approx(last + 0.25)
+    assert math.log2(optimum.edge.all_train) == last
+    assert (math.log2(optimum.edge.low), math.log2(optimum.edge.high)) == pytest.approx((last, last + 0.5))
+    assert optimum.resolution == (0.25 if at_edge else 0)
+    assert (optimum.high >= optimum.edge.high) == at_edge
 
 
 def test_the_optimum_lies_on_its_curve():
@@ -68,19 +68,19 @@ def test_the_optimum_lies_on_its_curve():
     rng = np.random.default_rng(5)
     for _ in range(100):
         losses = curve(-4.1 + rng.uniform(-0.25, 0.25), noise=0.2, cliff=rng.uniform(0, 2), rng=rng)
-        found = fit.optimum(LRS, losses, CAP)
+        optimum = fit.optimum(LRS, losses, CAP)
         log = np.log(losses[np.isfinite(losses).all(axis=1)])
         best = log[log.mean(axis=1).argmin()]
-        assert math.log(found.loss) <= best.mean() + best.std(ddof=1) / math.sqrt(6) + 1e-9
-        assert math.log2(found.learning_rate) <= math.log2(found.edge.all_train) + 1e-9
+        assert math.log(optimum.loss) <= best.mean() + best.std(ddof=1) / math.sqrt(6) + 1e-9
+        assert math.log2(optimum.learning_rate) <= math.log2(optimum.edge.all_train) + 1e-9
 
 
 def test_the_optimum_lies_where_all_seeds_train():
     """One seed's cliff is below the others' optimum: what trains five of six does not count."""
     for optimum in (-3.0, -2.6, -2.0):
         losses = np.where((np.log2(LRS) > -3.3)[:, None] & (np.arange(6) == 3), np.nan, curve(optimum, cliff=0.4))
-        found = fit.optimum(LRS, losses, 0.4)
-        assert found.learning_rate <= found.edge.all_train * (1 + 1e-9) == pytest.approx(2.0**-3.5)
+        fitted = fit.optimum(LRS, losses, 0.4)
+        assert fitted.learning_rate <= fitted.edge.all_train * (1 + 1e-9) == pytest.approx(2.0**-3.5)
 
 
 def test_the_edge_is_the_median_of_the_seeds():
@@ -88,10 +88,10 @@ def test_the_edge_is_the_median_of_the_seeds():
     losses = curve(-4.1, cliff=2.0)
     for value in (np.nan, CAP, np.inf):
         low = np.where((np.log2(LRS) > -3.3)[:, None] & (np.arange(6) == 3), value, losses)
-        found = fit.optimum(LRS, low, CAP)
-        assert math.log2(found.edge.learning_rate) == pytest.approx(-2.25)
-        assert math.log2(found.edge.all_train) == -3.5
-        assert found.edge.stderr == pytest.approx(1.0 / 6)  # edges at -3.25 and five times -2.25
+        optimum = fit.optimum(LRS, low, CAP)
+        assert math.log2(optimum.edge.learning_rate) == pytest.approx(-2.25)
+        assert math.log2(optimum.edge.all_train) == -3.5
+        assert optimum.edge.stderr == pytest.approx(1.0 / 6)  # edges at -3.25 and five times -2.25
     assert fit.optimum(LRS, curve(-4.1), 1e9).edge.reason == "no seed diverges on the grid"
     most = np.where((np.log2(LRS) > 0.7)[:, None] & (np.arange(6) < 2), np.nan, curve(-4.1))
     edge = fit.optimum(LRS, most, 1e9).edge
@@ -106,9 +106,9 @@ def test_a_curve_that_says_too_little():
         (np.where(x < -7, -x / 20, np.nan), "only 2 learning rates train: refine the grid, or widen it downwards"),
         (np.where(np.arange(19)[:, None] % 2 == np.arange(2), np.nan, 0.1), "no learning rate trains all seeds"),
     ):
-        found = fit.optimum(LRS, np.broadcast_to(losses, (19, 2)), CAP)
-        assert found.learning_rate is None
-        assert found.reason.startswith(reason)
+        optimum = fit.optimum(LRS, np.broadcast_to(losses, (19, 2)), CAP)
+        assert optimum.learning_rate is None
+        assert optimum.reason.startswith(reason)
     diverged = np.zeros((19, 6), bool)
     with pytest.raises(ValueError, match=r"the loss at learning rate 2 is nan, but its training has not diverged"):
         fit.optimum(LRS, np.where(x == 1, np.nan, curve(-4.1)), CAP, diverged)
@@ -132,8 +132,8 @@ def test_a_curve_that_says_too_little():
     ],
 )
 def test_no_optimum(losses, reason):
-    found = fit.optimum(LRS, losses, CAP)
-    assert (found.learning_rate, found.reason) == (None, reason)
+    optimum = fit.optimum(LRS, losses, CAP)
+    assert (optimum.learning_rate, optimum.reason) == (None, reason)
 
 
 def test_stderr_is_the_scatter_of_optima():
@@ -148,26 +148,26 @@ def test_stderr_is_the_scatter_of_optima():
 @pytest.mark.parametrize("kind", planted_curves.SMOOTH, ids=lambda kind: kind.name)
 def test_planted_optima_are_found(kind, seeds):
     """Of 200 curves on grids of half an octave (2,000 in experiments/planted_curves.py)."""
-    found = planted_curves.measured(kind, 0.5, seeds, 200)
-    assert abs(found["bias"]) <= 0.12
-    assert 0.91 <= found["coverage"] <= 0.995
-    assert found["on curve"] == 1
-    assert found["none"] == 0
+    scores = planted_curves.measured(kind, 0.5, seeds, 200)
+    assert abs(scores["bias"]) <= 0.12
+    assert 0.91 <= scores["coverage"] <= 0.995
+    assert scores["on curve"] == 1
+    assert scores["none"] == 0
 
 
 @pytest.mark.parametrize("kind", planted_curves.CLIFFS, ids=lambda kind: f"{kind.name} {kind.cliff:g}")
 def test_planted_optima_below_cliffs_are_found(kind):
-    found = planted_curves.measured(kind, 0.5, 6, 100)
-    assert abs(found["bias"]) <= (0.12 if kind.cliff > 0.5 else 0.32)
-    assert found["coverage"] >= 0.88
-    assert found["edge"] >= 0.92
-    assert found["on curve"] == 1
+    scores = planted_curves.measured(kind, 0.5, 6, 100)
+    assert abs(scores["bias"]) <= (0.12 if kind.cliff > 0.5 else 0.32)
+    assert scores["coverage"] >= 0.88
+    assert scores["edge"] >= 0.92
+    assert scores["on curve"] == 1
 
 
 def test_a_flat_bottom_is_judged_by_regret():
-    found = planted_curves.measured(planted_curves.FLAT, 0.5, 6, 100)
-    assert found["regret"] < 0.01
-    assert found["width"] > 1.5
+    scores = planted_curves.measured(planted_curves.FLAT, 0.5, 6, 100)
+    assert scores["regret"] < 0.01
+    assert scores["width"] > 1.5
 
 
 def test_one_seed_has_an_interval_from_its_scatter():
@@ -175,11 +175,11 @@ def test_one_seed_has_an_interval_from_its_scatter():
     rng, holds = np.random.default_rng(6), []
     for _ in range(200):
         losses = curve(-4.1, seeds=1, noise=0.08, rng=rng)
-        found = fit.optimum(LRS, losses, CAP)
-        holds.append(found.low <= 2.0**-4.1 <= found.high)
+        optimum = fit.optimum(LRS, losses, CAP)
+        holds.append(optimum.low <= 2.0**-4.1 <= optimum.high)
         best = int(losses[:, 0].argmin())
-        assert found.loss <= losses[best - 1 : best + 2].max()
-        assert abs(math.log2(found.learning_rate / LRS[best])) <= 1
+        assert optimum.loss <= losses[best - 1 : best + 2].max()
+        assert abs(math.log2(optimum.learning_rate / LRS[best])) <= 1
     assert 0.91 <= np.mean(holds) <= 0.99
     assert math.isnan(fit.optimum(LRS, losses, CAP).edge.low)
     few = fit.optimum(LRS[5:12], curve(-4.1, seeds=1, cliff=0.4)[5:12], CAP)
@@ -202,10 +202,10 @@ def test_published_curves():
         best = int(losses.argmin())
         square, linear, _ = np.polyfit(x[best - 1 : best + 2] - x[best], np.log(losses[best - 1 : best + 2]), 2)
         vertex = x[best] - linear / (2 * square)
-        found = fit.optimum(2.0**x, losses)
-        off.append(math.log2(found.learning_rate) - vertex)
-        height.append(found.loss / losses.min() - 1)
-        holds.append(found.low <= 2.0**vertex <= found.high)
+        optimum = fit.optimum(2.0**x, losses)
+        off.append(math.log2(optimum.learning_rate) - vertex)
+        height.append(optimum.loss / losses.min() - 1)
+        holds.append(optimum.low <= 2.0**vertex <= optimum.high)
     assert len(off) == 230
     assert abs(np.mean(off)) < 0.03
     assert np.quantile(np.abs(off), 0.9) < 0.25
@@ -225,9 +225,9 @@ def test_a_cliff_is_found_from_the_curve(jump, plateau):
         beyond = np.maximum(x - 1.2, 0) > 0
         rise = math.log(jump) * (1 if plateau else 1 + np.maximum(x - 1.2, 0))
         losses = np.exp(log + np.where(beyond, rise, 0)[:, None])
-        found = fit.optimum(LRS, losses)
-        assert math.log2(found.learning_rate) == pytest.approx(-4.1, abs=0.2)
-        assert found.high < 2.0**-2.4
+        optimum = fit.optimum(LRS, losses)
+        assert math.log2(optimum.learning_rate) == pytest.approx(-4.1, abs=0.2)
+        assert optimum.high < 2.0**-2.4
 
 
 def test_rates_that_are_equal_up_to_rounding_are_one():
@@ -274,23 +274,23 @@ def test_capped():
     ],
 )
 def test_verdicts(optima, options, verdict, drift):
-    found = fit.transfer(table(optima, **options), cap=CAP)
-    assert found.verdict == verdict, found.reason
-    assert found.drift.octaves_per_doubling == pytest.approx(drift, abs=0.12)
-    assert found.drift.low <= found.drift.octaves_per_doubling <= found.drift.high
-    assert found.values == list(optima)
-    assert str(found).startswith(f"depth 2 to {max(optima)}: {verdict}: ")
+    result = fit.transfer(table(optima, **options), cap=CAP)
+    assert result.verdict == verdict, result.reason
+    assert result.drift.octaves_per_doubling == pytest.approx(drift, abs=0.12)
+    assert result.drift.low <= result.drift.octaves_per_doubling <= result.drift.high
+    assert result.values == list(optima)
+    assert str(result).startswith(f"depth 2 to {max(optima)}: {verdict}: ")
 
 
 def test_the_margin_is_what_a_factor_costs_at_that_size():
     """Half an octave off is within a factor of 2, and not within the square root of 2 where that is asked for."""
     rows = table({2: -4.0, 4: -4.0, 8: -4.7}, noise=0.01)
     assert fit.transfer(rows, cap=CAP).verdict == "transfers"
-    found = fit.transfer(rows, cap=CAP, margin=0.5)
-    assert found.verdict == "does not transfer"
-    assert found.answers == ["within", "within", "beyond"]
-    assert "at depth 8 (1/1.41421 of the best: 5." in found.reason
-    assert found.costs[2].share == pytest.approx(math.expm1(0.2 * 0.7**2), rel=0.15)
+    result = fit.transfer(rows, cap=CAP, margin=0.5)
+    assert result.verdict == "does not transfer"
+    assert result.answers == ["within", "within", "beyond"]
+    assert "at depth 8 (1/1.41421 of the best: 5." in result.reason
+    assert result.costs[2].share == pytest.approx(math.expm1(0.2 * 0.7**2), rel=0.15)
     shallow = [
         {**row, "loss": math.exp(math.log(row["loss"]) / 100)} for row in rows
     ]  # differences below half a percent
@@ -308,14 +308,14 @@ def test_costs():
             for i, rate in enumerate(LRS)
             for seed in range(6)
         ]
-        found = fit.transfer(rows, cap=CAP)
+        result = fit.transfer(rows, cap=CAP)
         true = [math.expm1(0.2 * off**2) for off in (0.5, 0.4)]
-        holds.append([cost.low <= planted <= cost.high for cost, planted in zip(found.costs[1:], true, strict=True)])
-        holds[-1].append(found.cost.low <= max(true) <= found.cost.high)
-        assert found.cost.high == max(cost.high for cost in found.costs[1:])
-        assert found.cost.low <= max(cost.low for cost in found.costs[1:])
+        holds.append([cost.low <= planted <= cost.high for cost, planted in zip(result.costs[1:], true, strict=True)])
+        holds[-1].append(result.cost.low <= max(true) <= result.cost.high)
+        assert result.cost.high == max(cost.high for cost in result.costs[1:])
+        assert result.cost.low <= max(cost.low for cost in result.costs[1:])
     assert (np.mean(holds, axis=0) >= 0.93).all()
-    assert found.costs[0] == (0, 0, 0)
+    assert result.costs[0] == (0, 0, 0)
     assert str(fit.Cost(0.018, 0.004, 0.032)) == "1.8% [0.4, 3.2]"
     assert str(fit.Cost(0.018, math.nan, math.nan)) == "1.8%"
 
@@ -355,14 +355,14 @@ def test_where_nothing_learned_there_is_no_verdict():
         ]  # fmt: skip
 
     for _ in range(20):
-        found = fit.transfer(rows_of(noise), cap=CAP)
-        assert found.verdict == "nothing learned"
-        assert found.reason == "no learning rate does surely better than chance at depth 2, 4, 8"
-        assert set(found.answers) == {"not learned"}
+        result = fit.transfer(rows_of(noise), cap=CAP)
+        assert result.verdict == "nothing learned"
+        assert result.reason == "no learning rate does surely better than chance at depth 2, 4, 8"
+        assert set(result.answers) == {"not learned"}
     some = table({2: -4.0, 4: -4.0}, noise=0.02, seeds=3) + rows_of(noise, sizes=(8,))
-    found = fit.transfer(some, cap=CAP)
-    assert found.verdict == "undecided"
-    assert found.answers == ["within", "within", "not learned"]
+    result = fit.transfer(some, cap=CAP)
+    assert result.verdict == "undecided"
+    assert result.answers == ["within", "within", "not learned"]
     moved = table({2: -4.0, 4: -6.0}, noise=0.02, seeds=3) + rows_of(noise, sizes=(8,))
     assert fit.transfer(moved, cap=CAP).verdict == "does not transfer"
     for loss in (lambda *of: math.nan, lambda *of: CAP):
@@ -424,9 +424,9 @@ def test_what_would_decide():
 
 def test_one_seed_needs_another():
     """However well the optima agree."""
-    found = fit.transfer(table({2: -4.0, 4: -4.0}, seeds=1, noise=0.01), cap=CAP)
-    assert (found.verdict, {need.kind for need in found.needs}) == ("undecided", {"seeds"})
-    assert found.reason.startswith("one seed does not decide: several are needed; 0.06")
+    result = fit.transfer(table({2: -4.0, 4: -4.0}, seeds=1, noise=0.01), cap=CAP)
+    assert (result.verdict, {need.kind for need in result.needs}) == ("undecided", {"seeds"})
+    assert result.reason.startswith("one seed does not decide: several are needed; 0.06")
 
 
 def test_more_looks_ask_for_more():
@@ -441,12 +441,12 @@ def test_seeds_that_were_added_where_they_were_needed():
     """Rates and sizes with other numbers of seeds: the answer is that of the whole table, in whatever order."""
     whole = table({2: -4.0, 4: -4.4, 8: -4.4}, noise=0.08)
     near = [row for row in whole if row["seed"] < 3 or abs(math.log2(row["learning_rate"]) + 4.2) < 2.2]
-    found, expected = fit.transfer(near, cap=CAP), fit.transfer(whole, cap=CAP)
-    assert found.verdict == expected.verdict
-    assert found.cost.share == pytest.approx(expected.cost.share, abs=0.02)
-    assert found.cost.high == pytest.approx(expected.cost.high, abs=0.03)
-    assert [np.isnan(losses).any() for losses in found.losses] == [True] * 3
-    assert fit.transfer(near[::-1], cap=CAP).cost == found.cost
+    result, expected = fit.transfer(near, cap=CAP), fit.transfer(whole, cap=CAP)
+    assert result.verdict == expected.verdict
+    assert result.cost.share == pytest.approx(expected.cost.share, abs=0.02)
+    assert result.cost.high == pytest.approx(expected.cost.high, abs=0.03)
+    assert [np.isnan(losses).any() for losses in result.losses] == [True] * 3
+    assert fit.transfer(near[::-1], cap=CAP).cost == result.cost
     alone = [row for row in whole if row["depth"] != 8 or row["seed"] < 2]
     assert fit.transfer(alone, cap=CAP).learning_rates[2].tolist() == LRS.tolist()
 
@@ -491,10 +491,10 @@ def test_another_hyperparameter(optima, verdict):
     options = {"noise": 0.02, "cliff": 2.2}
     expected = fit.transfer(table(optima, **options), cap=CAP)
     rows = [{**row, "gamma0": row["learning_rate"], "learning_rate": 0.1} for row in table(optima, **options)]
-    found = fit.transfer(rows, cap=CAP, hyperparameter="gamma0")
-    assert verdict in found.verdict
-    assert (found.optimal_lr, found.drift, found.regret) == (expected.optimal_lr, expected.drift, expected.regret)
-    assert found.reason == expected.reason.replace("learning rate", "gamma0")
+    result = fit.transfer(rows, cap=CAP, hyperparameter="gamma0")
+    assert verdict in result.verdict
+    assert (result.optimal_lr, result.drift, result.regret) == (expected.optimal_lr, expected.drift, expected.regret)
+    assert result.reason == expected.reason.replace("learning rate", "gamma0")
     with pytest.raises(ValueError, match=r"two rows for depth=2, learning_rate=0\.1"):
         fit.transfer(rows)
     with pytest.raises(ValueError, match="gamma0 must be positive and finite, got 0"):
@@ -508,11 +508,11 @@ def with_accuracy(rows, key="validation_accuracy"):
 
 def test_accuracy_as_the_measure():
     rows = with_accuracy(table({2: -4.0, 4: -4.7, 8: -5.4}, noise=0.02, cliff=2.3), "test_accuracy")
-    found = fit.transfer([{**row, "loss": 1.0} for row in rows], cap=CAP / 10, measure="test_accuracy")
+    result = fit.transfer([{**row, "loss": 1.0} for row in rows], cap=CAP / 10, measure="test_accuracy")
     expected = fit.transfer(rows, cap=CAP)
-    np.testing.assert_allclose(found.optimal_lr, expected.optimal_lr, rtol=1e-9)
-    np.testing.assert_allclose(found.regret, np.array(expected.regret) / 10, rtol=1e-9)
-    assert found.verdict == expected.verdict == "does not transfer"
+    np.testing.assert_allclose(result.optimal_lr, expected.optimal_lr, rtol=1e-9)
+    np.testing.assert_allclose(result.regret, np.array(expected.regret) / 10, rtol=1e-9)
+    assert result.verdict == expected.verdict == "does not transfer"
     with pytest.raises(ValueError, match="test_accuracy must lie between 0 and 1"):
         fit.transfer([{**row, "test_accuracy": 93.0} for row in rows], measure="test_accuracy")
 
@@ -522,28 +522,28 @@ def test_what_diverged_counts_as_divergence():
     rows = table({2: -4.0, 4: -4.0}, noise=0.02)
     fallen = [{**row, "diverged": row["learning_rate"] > 2.0**-2.6} for row in rows]
     fallen = [{**row, "loss": 0.01} if row["diverged"] and row["seed"] else row for row in fallen]
-    found = fit.transfer(fallen, cap=CAP)
-    np.testing.assert_allclose(np.log2(found.optimal_lr), -4, atol=0.2)
-    assert found.regret == pytest.approx([0, 0], abs=0.01)
-    assert [math.log2(o.edge.learning_rate) for o in found.optima] == [pytest.approx(-2.75)] * 2
-    for flags, rates in zip(found.diverged, found.learning_rates, strict=True):
+    result = fit.transfer(fallen, cap=CAP)
+    np.testing.assert_allclose(np.log2(result.optimal_lr), -4, atol=0.2)
+    assert result.regret == pytest.approx([0, 0], abs=0.01)
+    assert [math.log2(o.edge.learning_rate) for o in result.optima] == [pytest.approx(-2.75)] * 2
+    for flags, rates in zip(result.diverged, result.learning_rates, strict=True):
         np.testing.assert_array_equal(flags, np.repeat(rates[:, None] > 2.0**-2.6, 6, axis=1))
 
 
 def test_regret_in_accuracy():
     """Best accuracy on the size's grid minus that with the smallest size's best LR; None where it diverges."""
     rows = with_accuracy(table({2: -4.0, 4: -5.0, 8: -5.5}, cliff=1.2))
-    found = fit.transfer(rows, cap=CAP)
+    result = fit.transfer(rows, cap=CAP)
     expected = BEST * (math.exp(0.2) - 1) / 10
-    assert [cost and cost.share for cost in found.regret_accuracy] == [
+    assert [cost and cost.share for cost in result.regret_accuracy] == [
         pytest.approx(0, abs=1e-12),
         pytest.approx(expected),
         None,
     ]
-    pairs = found.losses[1][6] / 10 - found.losses[1][8] / 10  # seeds at the best rate and at the one of depth 2
+    pairs = result.losses[1][6] / 10 - result.losses[1][8] / 10  # seeds at the best rate and at the one of depth 2
     half = stats.t.ppf(0.975, 5) * pairs.std(ddof=1) / math.sqrt(6)
-    assert found.regret_accuracy[1].high - expected == pytest.approx(half)
-    assert found.cap == CAP
+    assert result.regret_accuracy[1].high - expected == pytest.approx(half)
+    assert result.cap == CAP
     for rows in (
         table({2: -4.0, 4: -5.0}),
         with_accuracy(table({2: -4.0, 4: -5.0})),
@@ -554,13 +554,13 @@ def test_regret_in_accuracy():
 
 
 def test_regret_at():
-    found = fit.transfer(table({2: -4.0, 4: -5.0}, cliff=1.2), cap=CAP)
+    result = fit.transfer(table({2: -4.0, 4: -5.0}, cliff=1.2), cap=CAP)
     best = BEST
-    assert fit.regret_at(found, 1, 2.0**-5) == 0
+    assert fit.regret_at(result, 1, 2.0**-5) == 0
     for octave, off in ((-4.0, 1.0), (-4.2, 1.0), (-5.8, 1.0), (-7.6, 2.5), (-8.24, 3.0)):
-        assert fit.regret_at(found, 1, 2.0**octave) == pytest.approx(best * math.expm1(0.2 * off**2), rel=1e-9)
+        assert fit.regret_at(result, 1, 2.0**octave) == pytest.approx(best * math.expm1(0.2 * off**2), rel=1e-9)
     for octave in (-3.5, 0.9, -8.26, 1.26):  # diverges, diverges, below and above the grid
-        assert fit.regret_at(found, 1, 2.0**octave) is None
+        assert fit.regret_at(result, 1, 2.0**octave) is None
     smooth = fit.transfer(table({2: -4.0, 4: -5.0}), cap=1e9)
     assert fit.regret_at(smooth, 1, 2.0**1.24) == fit.regret_at(smooth, 1, 2.0) > 0
     assert fit.regret_at(smooth, 1, 2.0**1.26) is None
@@ -569,20 +569,20 @@ def test_regret_at():
 
 def test_regret_where_the_grid_does_not_reach():
     rows = [row for row in table({2: -2.0, 8: -6.0}) if row["depth"] == 2 or row["learning_rate"] < 2.0**-4]
-    found = fit.transfer(rows, cap=CAP)
-    assert found.regret == [pytest.approx(0, abs=1e-12), None]
-    assert found.verdict == "does not transfer"
+    result = fit.transfer(rows, cap=CAP)
+    assert result.regret == [pytest.approx(0, abs=1e-12), None]
+    assert result.verdict == "does not transfer"
 
 
 def test_regret():
     """Loss with the smallest size's best LR, minus the best at this size; None where it diverges."""
-    found = fit.transfer(table({2: -4.0, 4: -5.0, 8: -5.5}, cliff=1.2), cap=CAP)
+    result = fit.transfer(table({2: -4.0, 4: -5.0, 8: -5.5}, cliff=1.2), cap=CAP)
     best = BEST
-    assert found.regret[0] == pytest.approx(0, abs=1e-12)
-    assert found.regret[1] == pytest.approx(best * (math.exp(0.2) - 1), rel=1e-9)
-    assert found.regret[2] is None
-    assert found.verdict == "does not transfer"
-    assert found.reason.startswith("0.0625 of depth 2 diverges at depth 8")
+    assert result.regret[0] == pytest.approx(0, abs=1e-12)
+    assert result.regret[1] == pytest.approx(best * (math.exp(0.2) - 1), rel=1e-9)
+    assert result.regret[2] is None
+    assert result.verdict == "does not transfer"
+    assert result.reason.startswith("0.0625 of depth 2 diverges at depth 8")
 
 
 def test_drift_of_the_edge():
@@ -590,21 +590,21 @@ def test_drift_of_the_edge():
     rows = [
         row for size, cliff in {2: 3.0, 4: 2.0, 8: 1.0}.items() for row in table({size: -4.0}, noise=0.02, cliff=cliff)
     ]
-    found = fit.transfer(rows, cap=CAP)
-    assert found.verdict == "transfers"
-    assert found.edge_drift.octaves_per_doubling == pytest.approx(-1)
+    result = fit.transfer(rows, cap=CAP)
+    assert result.verdict == "transfers"
+    assert result.edge_drift.octaves_per_doubling == pytest.approx(-1)
     assert fit.transfer(table({2: -4.0, 4: -4.0}), cap=1e9).edge_drift is None
 
 
 def test_optima_between_the_same_two_grid_points_look_equal():
     """However many seeds agree: the drift may be what fits between the grid points."""
-    found = fit.transfer(table({2: -3.9, 4: -3.8, 8: -3.7}, noise=0.001, cliff=0.05), cap=CAP)
-    assert all(o.at_edge for o in found.optima)
-    assert found.drift.high - found.drift.octaves_per_doubling == pytest.approx(0.25, abs=0.05)
+    result = fit.transfer(table({2: -3.9, 4: -3.8, 8: -3.7}, noise=0.001, cliff=0.05), cap=CAP)
+    assert all(o.at_edge for o in result.optima)
+    assert result.drift.high - result.drift.octaves_per_doubling == pytest.approx(0.25, abs=0.05)
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         ([], "the table is empty"),
         (table({2: -4.0}), "at least two values"),
@@ -618,8 +618,8 @@ def test_optima_between_the_same_two_grid_points_look_equal():
         ([{"depth": 2, "seed": 0, "loss": 1.0}], "a row of the table has no 'learning_rate'"),
     ],
 )
-def test_errors(rows, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(rows, message):
+    with pytest.raises(ValueError, match=message):
         fit.transfer(rows)
 
 
@@ -636,8 +636,8 @@ def test_optimum_errors():
             fit.optimum([rate, 1, 2, 3, 4], np.ones(5))
     with pytest.raises(ValueError, match="cap, the loss of chance, must be positive"):
         fit.optimum(LRS, curve(-4.0), 0.0)
-    for options, says in (({"margin": 0}, "margin must be positive"), ({"looks": 0}, "looks must be at least 1")):
-        with pytest.raises(ValueError, match=says):
+    for options, message in (({"margin": 0}, "margin must be positive"), ({"looks": 0}, "looks must be at least 1")):
+        with pytest.raises(ValueError, match=message):
             fit.transfer(table({2: -4.0, 4: -4.0}), **options)
 
 
@@ -648,16 +648,16 @@ def test_regret_in_a_gap_of_the_grid():
         {"depth": d, "learning_rate": 2.0**x, "seed": s, "loss": math.exp(0.1 * (x + 5) ** 2 - 2), "diverged": False}
         for d, xs in grid.items() for x in xs for s in range(2)
     ]  # fmt: skip
-    found = fit.transfer(rows)
-    assert fit.regret_at(found, 1, 2**-5.2) == pytest.approx(0, abs=1e-9)
-    assert fit.regret_at(found, 1, 2**-1.0) > 0.1
+    result = fit.transfer(rows)
+    assert fit.regret_at(result, 1, 2**-5.2) == pytest.approx(0, abs=1e-9)
+    assert fit.regret_at(result, 1, 2**-1.0) > 0.1
     for x in (-7.3, -4.6, -3, -1.3, -0.7):
-        assert fit.regret_at(found, 1, 2**x) is None
+        assert fit.regret_at(result, 1, 2**x) is None
 
 
 def test_log_losses():
-    found = fit.log_losses(np.array([[0.0, 0.5], [0.2, np.nan]]), 0.9)
-    np.testing.assert_allclose(np.exp(found), [[0.1, 0.5], [0.2, 0.9]])
+    logs = fit.log_losses(np.array([[0.0, 0.5], [0.2, np.nan]]), 0.9)
+    np.testing.assert_allclose(np.exp(logs), [[0.1, 0.5], [0.2, 0.9]])
 
 
 def test_a_verdict_is_printed_and_drawn(tmp_path):

@@ -64,9 +64,9 @@ def test_pixels_labels_and_normalization(tmp_path):
     assert dataset.shape == (12, 12, 3)
     assert [split.examples for split in dataset[:3]] == [36, 4, 6]
     for splits, name in ((dataset[:2], "train"), (dataset[2:3], "test")):
-        ours = sorted((image.tobytes(), label) for split in splits for image, label in zip(*split, strict=True))
+        loaded = sorted((image.tobytes(), label) for split in splits for image, label in zip(*split, strict=True))
         paths = [path for path in drawn if path.startswith(f"{name}/")]
-        assert ours == sorted((drawn[path].tobytes(), int("dog" in path)) for path in paths)
+        assert loaded == sorted((drawn[path].tobytes(), int("dog" in path)) for path in paths)
     pixels = dataset.train.inputs.reshape(-1, 3).astype(float)
     np.testing.assert_allclose((dataset.mean, dataset.std), (pixels.mean(0), pixels.std(0)), rtol=1e-12)
     assert list(dataset.train.labels) != sorted(dataset.train.labels)  # shuffled: the first examples are evaluated
@@ -527,8 +527,8 @@ def test_a_large_folder_stays_on_disk(tmp_path, monkeypatch):
         disk = load(root)
         assert not disk.in_memory
         np.testing.assert_allclose((disk.mean, disk.std), (memory.mean, memory.std), rtol=1e-12)
-        for ours, theirs in ((Batches(disk, 8), Batches(memory, 8)),):
-            for a, b in zip(ours.train(0, 6), theirs.train(0, 6), strict=True):
+        for from_disk, from_memory in ((Batches(disk, 8), Batches(memory, 8)),):
+            for a, b in zip(from_disk.train(0, 6), from_memory.train(0, 6), strict=True):
                 np.testing.assert_array_equal(a[0], b[0])
                 np.testing.assert_array_equal(a[1], b[1])
 
@@ -549,8 +549,8 @@ def test_a_workdir_belongs_to_the_files_it_was_trained_on(tmp_path, uncompressed
     train(from_config(config), tmp_path / "run")  # the same files in another place
     replaced(tmp_path / "elsewhere" / "train" / "cat" / "000.png", seed=1)
     data.load.cache_clear()
-    says = r"files of data.data_dir was '(40 files, \w+), contents \w+', now it is '\1, contents \w+'"
-    with pytest.raises(WorkdirError, match=says):
+    message = r"files of data.data_dir was '(40 files, \w+), contents \w+', now it is '\1, contents \w+'"
+    with pytest.raises(WorkdirError, match=message):
         train(from_config(config), tmp_path / "run")
     picture(tmp_path / "elsewhere" / "train" / "cat" / "new.png")
     data.load.cache_clear()
@@ -570,10 +570,10 @@ def test_cifar10_as_a_folder(tmp_path, monkeypatch):
     by_class, names = {}, builder.info.features["label"].names
     for _, record in sorted(zip(order, records, strict=True), key=lambda pair: pair[0]):
         by_class.setdefault(int(record["label"]), []).append(record)
-    for label, own in by_class.items():
+    for label, class_records in by_class.items():
         files = sorted(path.name for path in (tmp_path / "train" / names[label]).iterdir())
-        assert files == [f"{i:04d}.jpg" for i in range(len(own))]
+        assert files == [f"{i:04d}.jpg" for i in range(len(class_records))]
         with Image.open(tmp_path / "train" / names[label] / "0000.jpg") as image:
             assert image.size == (32, 32)
-            theirs = np.asarray(Image.open(io.BytesIO(own[0]["image"])), float)
-            assert abs(np.asarray(image, float) - theirs).mean() < 30
+            decoded = np.asarray(Image.open(io.BytesIO(class_records[0]["image"])), float)
+            assert abs(np.asarray(image, float) - decoded).mean() < 30

@@ -216,10 +216,10 @@ def test_training_is_that_with_explicit_factors(name, optimizer, x64):
     expected = trained(apply_with(explicit), dm.rescale(p, specs, params), x, tx)
     assert np.ptp(expected, axis=0).max() > 0.05  # it learns something
     unedited = apply_with((1.0, 1.0, 1.0))
-    found, inside = absorb(specs, unedited, params, x), p.in_form("absorbed")
-    tx = dm.optimizer(inside, found, optimizer, rate, **options)
-    ours = trained(unedited, dm.rescale(inside, found, params), x, tx)
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-10)
+    absorbed_specs, inside = absorb(specs, unedited, params, x), p.in_form("absorbed")
+    tx = dm.optimizer(inside, absorbed_specs, optimizer, rate, **options)
+    logits = trained(unedited, dm.rescale(inside, absorbed_specs, params), x, tx)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-10)
     if name == "scanned":
         wrong = trained(unedited, dm.rescale(p, specs, params), x, dm.optimizer(p, specs, optimizer, rate, **options))
         assert np.abs(wrong - expected).max() > 1e-3
@@ -227,8 +227,8 @@ def test_training_is_that_with_explicit_factors(name, optimizer, x64):
 
 def absorbed(name, **shape):
     specs, apply_with, params, x = network(name, **shape)
-    found = absorb(specs, apply_with((1.0, 1.0, 1.0)), params, x)
-    leaves = jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, dm.ParamSpec))
+    absorbed_specs = absorb(specs, apply_with((1.0, 1.0, 1.0)), params, x)
+    leaves = jax.tree.leaves(absorbed_specs, is_leaf=lambda leaf: isinstance(leaf, dm.ParamSpec))
     return {spec.path: spec.absorbs for spec in leaves if spec.absorbs}
 
 
@@ -241,19 +241,19 @@ def test_where_the_factors_go():
     }
     ends = [f"stage{s}_norm_b_{i}/{leaf}" for s in range(2) for i in range(2) for leaf in ("scale", "bias")]
     assert absorbed("batch norm") == {**dict.fromkeys(ends, branch), "readout/kernel": output}
-    found = absorbed("transformer", depth=1)
-    assert found == {
+    absorbs = absorbed("transformer", depth=1)
+    assert absorbs == {
         **{f"q_0/{leaf}": (Absorbed("attention", 4),) for leaf in ("kernel", "bias")},
         **{f"{layer}_0/{leaf}": branch for layer in ("out", "down") for leaf in ("kernel", "bias")},
         "head/kernel": output,
     }
-    found = absorbed("fused", depth=1)
-    assert found["qkv_0/kernel"] == (Absorbed("attention", 4, 1, ((0, 8),)),)
-    assert found["qkv_0/bias"] == (Absorbed("attention", 4, 0, ((0, 8),)),)
+    absorbs = absorbed("fused", depth=1)
+    assert absorbs["qkv_0/kernel"] == (Absorbed("attention", 4, 1, ((0, 8),)),)
+    assert absorbs["qkv_0/bias"] == (Absorbed("attention", 4, 0, ((0, 8),)),)
     assert absorbed("tied")["final_norm/scale"] == absorbed("tied")["final_norm/bias"] == output
-    found = absorbed("qk norm", depth=1)
-    assert found["norm_q_0/scale"] == (Absorbed("attention", 4),)
-    assert "q_0/kernel" not in found
+    absorbs = absorbed("qk norm", depth=1)
+    assert absorbs["norm_q_0/scale"] == (Absorbed("attention", 4),)
+    assert "q_0/kernel" not in absorbs
 
 
 def test_values_that_overflow_with_larger_parameters():
@@ -274,10 +274,10 @@ OTHERS = ("unused", "applied", "elementwise")
 
 def places(apply, params, *inputs):
     """{kind: [the parameters of each site]}."""
-    found = {}
+    by_kind = {}
     for site in (site for site in sites(apply, params, *inputs) if site.kind not in OTHERS):
-        found.setdefault(site.kind, []).append(site.parts and sorted(site.parts))
-    return found
+        by_kind.setdefault(site.kind, []).append(site.parts and sorted(site.parts))
+    return by_kind
 
 
 N = 8
@@ -505,8 +505,8 @@ def test_shapes_and_forward_pass_must_agree():
         absorb(specs_of(["a_w", "scale"]), apply, PARAMS, X)
     vector = {**specs_of(["a_w", "scale"]), "scale": dataclasses.replace(specs_of(["scale"])["scale"], role="vector")}
     assert absorb(vector, apply, PARAMS, X)["scale"].placed_role == "stream/vector"
-    found = absorb(specs_of(["a_w", "a_b"]), apply, PARAMS, X)
-    assert {name for name, spec in found.items() if spec.absorbs} == {"a_w", "a_b", "out_w"}
+    absorbed_specs = absorb(specs_of(["a_w", "a_b"]), apply, PARAMS, X)
+    assert {name for name, spec in absorbed_specs.items() if spec.absorbs} == {"a_w", "a_b", "out_w"}
 
 
 def test_caps_are_behind_the_output_factor():
@@ -549,8 +549,8 @@ def test_recurrences_are_followed(before):
 
 def test_a_branch_that_does_not_repeat_is_left_alone():
     apply = with_branch(lambda p, h: layer(p, "a", h))
-    found = absorb(specs_of([]), apply, PARAMS, X)
-    assert {name for name, spec in found.items() if spec.absorbs} == {"out_w"}
+    absorbed_specs = absorb(specs_of([]), apply, PARAMS, X)
+    assert {name for name, spec in absorbed_specs.items() if spec.absorbs} == {"out_w"}
 
 
 def test_a_branch_that_is_zero_needs_no_factor():
@@ -584,8 +584,8 @@ def test_no_place():
 
 def test_specs_with_places_as_json():
     specs, apply_with, params, x = network("fused", depth=1)
-    found = absorb(specs, apply_with((1.0, 1.0, 1.0)), params, x)
-    assert dm.specs_from_json(dm.specs_to_json(found), params) == found
+    absorbed_specs = absorb(specs, apply_with((1.0, 1.0, 1.0)), params, x)
+    assert dm.specs_from_json(dm.specs_to_json(absorbed_specs), params) == absorbed_specs
 
 
 def test_nnx():
@@ -617,8 +617,8 @@ def test_nnx():
 
     graph, params, rest = nnx.split(Net(N, 2, nnx.Rngs(0)), nnx.Param, ...)
     specs = dm.infer_specs(init, width=N, depth=2)
-    found = absorb(specs, lambda params, x: nnx.merge(graph, params, rest)(x), params, X)
-    leaves = jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, dm.ParamSpec))
+    absorbed_specs = absorb(specs, lambda params, x: nnx.merge(graph, params, rest)(x), params, X)
+    leaves = jax.tree.leaves(absorbed_specs, is_leaf=lambda leaf: isinstance(leaf, dm.ParamSpec))
     ends = {f"blocks/{i}/down/{leaf}" for i in range(2) for leaf in ("kernel", "bias")}
     assert {spec.path for spec in leaves if spec.absorbs} == ends | {"readout/kernel"}
 
@@ -634,9 +634,9 @@ def test_an_embedding_before_a_scan():
         h, _ = jax.lax.scan(lambda h, w: (h + jnp.tanh(h) @ w, None), p["embed"][tokens], p["blocks"])
         return h @ p["embed"].T
 
-    found = places(apply, params, jnp.arange(4))
-    assert found["branch"] == [["blocks"]]
-    assert found["output"] == [None]
+    by_kind = places(apply, params, jnp.arange(4))
+    assert by_kind["branch"] == [["blocks"]]
+    assert by_kind["output"] == [None]
 
 
 def test_features_before_a_cast():
@@ -668,19 +668,19 @@ def test_values_at_the_steps_of_a_scan(reverse):
     assert {node.op: node.times for node in graph.nodes if node.op in ("sin", "cos")} == {"cos": 3, "sin": 6}
 
     def expected(w):
-        h, found = x, []
+        h, values = x, []
         for factor in xs[::-1] if reverse else xs:
             h = jnp.cos(h * factor)
-            found.append(h)
+            values.append(h)
             for _ in range(2):
                 h = jnp.sin(w["w"] * h)
-                found.append(h)
-        return found
+                values.append(h)
+        return values
 
     for of in (values_at, jax.jit(values_at, static_argnums=(0, 1))):
-        found = of(tuple(chosen), apply, w, x)
-        np.testing.assert_allclose(found, expected(w), rtol=1e-6)
-    ours, theirs = (
+        values = of(tuple(chosen), apply, w, x)
+        np.testing.assert_allclose(values, expected(w), rtol=1e-6)
+    derivative, expected_derivative = (
         jax.jacobian(of)(w) for of in (lambda w: values_at(chosen, apply, w, x)[-1], lambda w: expected(w)[-1])
     )
-    np.testing.assert_allclose(ours["w"], theirs["w"], rtol=1e-5)
+    np.testing.assert_allclose(derivative["w"], expected_derivative["w"], rtol=1e-5)

@@ -42,8 +42,8 @@ def test_the_best_learning_rate_of_the_smallest_size(tmp_path):
 
 def test_what_a_sweep_cannot_tell(tmp_path):
     settings = finished(tmp_path)
-    says = r"no best learning rate of ntp with sgd .* \(curves: depth_mup with sgd, mup with sgd\)"
-    with pytest.raises(SettingsError, match=says):
+    message = r"no best learning rate of ntp with sgd .* \(curves: depth_mup with sgd, mup with sgd\)"
+    with pytest.raises(SettingsError, match=message):
         sweep.grow(put(settings, {"parameterization.name": "ntp"}), 64, 48, tmp_path)
     settings = finished(tmp_path, sweep__axes="parameterization.gamma0 = 0.5, 1.0")
     with pytest.raises(SettingsError, match=r"without sweep\.axes; this one has gamma0 0\.5, gamma0 1"):
@@ -79,14 +79,14 @@ def test_a_larger_batch_and_a_longer_training():
 def test_the_settings_of_a_sweep(tmp_path):
     """Its only optimizer, its shape and its training; what a call gives stays as it is given."""
     workdir = store(tmp_path, tiny.study(**GRID | ADAM, model__width=24, epochs=1.5, loss="mse"))
-    mine = put(defaults(), {"epochs": 3.0, "optimizer.weight_decay": 0.5})
-    s = swept_settings(mine, workdir)
+    given_settings = put(defaults(), {"epochs": 3.0, "optimizer.weight_decay": 0.5})
+    s = swept_settings(given_settings, workdir)
     assert (s.model.width, s.epochs, s.loss, s.optimizer.weight_decay) == (24, 1.5, "mse", 0.0)
     assert (s.optimizer.name, s.parameterization.name) == ("adam", "depth_mup")
-    s = swept_settings(put(mine, {"parameterization.name": "mup"}), workdir, given=["epochs"])
+    s = swept_settings(put(given_settings, {"parameterization.name": "mup"}), workdir, given=["epochs"])
     assert (s.epochs, s.loss, s.parameterization.name) == (3.0, "mse", "mup")
-    assert swept_settings(mine, tmp_path / "nothing") == mine
-    swept = swept_settings(mine, workdir, given=["sweep.seeds", "sweep.log2_learning_rates.adam"])
+    assert swept_settings(given_settings, tmp_path / "nothing") == given_settings
+    swept = swept_settings(given_settings, workdir, given=["sweep.seeds", "sweep.log2_learning_rates.adam"])
     assert swept.sweep.log2_learning_rates["adam"] == (-12.0, 2.0)  # as the sweep had it, whatever a call gives
 
 

@@ -69,8 +69,8 @@ def test_corrupt_images_in_memory(capsys):
 def test_what_is_not_prepared_names_the_command(tmp_path):
     folder = str(tmp_path)
     command = f"python -m depthmup.data.prepare cifar100 --data_dir={folder}$"
-    says = f"cifar100 is not prepared in {folder}/cifar100/.*: {command}"
-    with pytest.raises(ValueError, match=says):
+    message = f"cifar100 is not prepared in {folder}/cifar100/.*: {command}"
+    with pytest.raises(ValueError, match=message):
         data.load("cifar100", folder)
     with pytest.raises(ValueError, match=r"first put ILSVRC2012_img_train.tar and .* into .*/downloads/manual"):
         data.load("imagenet2012", folder)

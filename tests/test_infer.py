@@ -82,14 +82,17 @@ class ConvNet(nn.Module):
 
 def test_convnet_with_projections():
     specs = dm.infer_specs(linen(ConvNet, (1, 8, 8, 3)), width=4, depth=2, overrides={"*shortcut/*": "trunk"})
-    found = by_path(specs)
-    assert (found["stem/kernel"].role, found["stem/kernel"].fan_in) == ("input", 27)
-    conv = found["stage2_block_1/conv2/kernel"]
+    leaf_specs = by_path(specs)
+    assert (leaf_specs["stem/kernel"].role, leaf_specs["stem/kernel"].fan_in) == ("input", 27)
+    conv = leaf_specs["stage2_block_1/conv2/kernel"]
     assert (conv.role, conv.in_branch, conv.fan_in, conv.fan_out) == ("hidden", True, 72, 8)
-    assert (found["stage1_block_0/norm1/scale"].role, found["stage1_block_0/norm1/scale"].in_branch) == ("vector", True)
-    assert (found["norm/scale"].role, found["norm/scale"].in_branch) == ("vector", False)
-    assert (found["head/kernel"].role, found["head/bias"].role) == ("readout", "scalar")
-    shortcut = found["stage2_block_0/shortcut/kernel"], found["stage2_block_0/shortcut/bias"]
+    assert (leaf_specs["stage1_block_0/norm1/scale"].role, leaf_specs["stage1_block_0/norm1/scale"].in_branch) == (
+        "vector",
+        True,
+    )
+    assert (leaf_specs["norm/scale"].role, leaf_specs["norm/scale"].in_branch) == ("vector", False)
+    assert (leaf_specs["head/kernel"].role, leaf_specs["head/bias"].role) == ("readout", "scalar")
+    shortcut = leaf_specs["stage2_block_0/shortcut/kernel"], leaf_specs["stage2_block_0/shortcut/bias"]
     assert [(s.role, s.in_branch) for s in shortcut] == [("hidden", False), ("vector", False)]
 
 
@@ -148,11 +151,11 @@ def test_nnx(scanned):
         return nnx.state(Net(width, depth, scanned), nnx.Param)
 
     specs = dm.infer_specs(init, width=8, depth=3)
-    found = roles(specs)
+    inferred = roles(specs)
     block = "blocks/linear" if scanned else "blocks/2/linear"
-    assert found[f"{block}/kernel"] == "branch/hidden"
-    assert found[f"{block}/bias"] == "branch/vector"
-    assert (found["embed/kernel"], found["head/kernel"], found["head/bias"]) == ("input", "readout", "scalar")
+    assert inferred[f"{block}/kernel"] == "branch/hidden"
+    assert inferred[f"{block}/bias"] == "branch/vector"
+    assert (inferred["embed/kernel"], inferred["head/kernel"], inferred["head/bias"]) == ("input", "readout", "scalar")
     params = init(8, 3)
     rescaled = dm.rescale(dm.parameterization("depth_mup", base_width=2), specs, params)
     assert jax.tree.structure(rescaled) == jax.tree.structure(params)
@@ -211,10 +214,10 @@ def test_blocks_by_any_number(names, depth):
         blocks = {names(i): {"w": np.zeros((width, width)), "b": np.zeros(width)} for i in range(depth)}
         return {"in": np.zeros((5, width)), "norm": np.zeros(width), **blocks, "out": np.zeros((width, 3))}
 
-    found = roles(dm.infer_specs(init, width=8, depth=depth))
-    assert (found["in"], found["norm"], found["out"]) == ("input", "vector", "readout")
+    inferred = roles(dm.infer_specs(init, width=8, depth=depth))
+    assert (inferred["in"], inferred["norm"], inferred["out"]) == ("input", "vector", "readout")
     for i in range(depth):
-        assert (found[f"{names(i)}/w"], found[f"{names(i)}/b"]) == ("branch/hidden", "branch/vector")
+        assert (inferred[f"{names(i)}/w"], inferred[f"{names(i)}/b"]) == ("branch/hidden", "branch/vector")
 
 
 def test_heads_that_grow():
@@ -228,10 +231,10 @@ def test_heads_that_grow():
         }
         return {f"block_{i}": one for i in range(depth)}
 
-    found = by_path(dm.infer_specs(init, width=16, depth=2))
-    assert found["block_0/query/bias"].role == "vector"
+    leaf_specs = by_path(dm.infer_specs(init, width=16, depth=2))
+    assert leaf_specs["block_0/query/bias"].role == "vector"
     for name in ("query", "out"):
-        spec = found[f"block_1/{name}/kernel"]
+        spec = leaf_specs[f"block_1/{name}/kernel"]
         assert (spec.role, spec.fan_in, spec.fan_out) == ("hidden", 16, 16)
 
 
@@ -277,8 +280,8 @@ def test_ambiguous_names_raise_and_overrides_settle_them():
     overrides = {"Dense_*/kernel": "branch/hidden", "Dense_*/bias": "branch/vector"}
     overrides |= {"Dense_0/kernel": "trunk/input", "Dense_0/bias": "trunk/vector", "Dense_4/kernel": "trunk/hidden"}
     overrides |= {"Dense_4/bias": "trunk/vector", "Dense_5/kernel": "trunk/readout", "Dense_5/bias": "trunk/scalar"}
-    found = roles(dm.infer_specs(init, width=8, depth=3, overrides=overrides))
-    assert (found["Dense_2/kernel"], found["Dense_4/kernel"], found["Dense_5/kernel"]) == (
+    inferred = roles(dm.infer_specs(init, width=8, depth=3, overrides=overrides))
+    assert (inferred["Dense_2/kernel"], inferred["Dense_4/kernel"], inferred["Dense_5/kernel"]) == (
         "branch/hidden",
         "hidden",
         "readout",
@@ -300,12 +303,12 @@ class FlatNoBias(nn.Module):
 
 
 def test_equal_names_are_told_apart_by_shape():
-    found = roles(dm.infer_specs(linen(FlatNoBias, (1, 5)), width=8, depth=2))
-    assert list(found.values()) == ["input", "branch/hidden", "branch/hidden", "readout"]
+    inferred = roles(dm.infer_specs(linen(FlatNoBias, (1, 5)), width=8, depth=2))
+    assert list(inferred.values()) == ["input", "branch/hidden", "branch/hidden", "readout"]
 
 
 @pytest.mark.parametrize(
-    ("init", "options", "says"),
+    ("init", "options", "message"),
     [
         (lambda w, d: {"cube": np.zeros((w, w, w))}, {}, r"cube \(8, 8, 8\): three axes grow"),
         (lambda w, d: {"odd": np.zeros((int(w**0.5), 3))}, {}, r"odd: axis 0 grows from 2 to 4 to 5"),
@@ -330,6 +333,6 @@ def test_equal_names_are_told_apart_by_shape():
         (plain, {"width": 0}, "width must be at least 1, got 0"),
     ],
 )
-def test_errors(init, options, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(init, options, message):
+    with pytest.raises(ValueError, match=message):
         dm.infer_specs(init, **{"width": 8, "depth": 3, **options})

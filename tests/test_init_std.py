@@ -48,10 +48,10 @@ def test_scanned_blocks():
 
     blocks = nn.scan(nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=3)()
     init = lambda: blocks.init(KEY, jnp.ones((2, 64)), None)["params"]  # noqa: E731
-    found = stds(init)
-    kernels = [std for path, std in found.items() if path.endswith("kernel")]
+    measured = stds(init)
+    kernels = [std for path, std in measured.items() if path.endswith("kernel")]
     assert kernels == [pytest.approx(1 / 8, rel=1e-3)]
-    assert {std for path, std in found.items() if not path.endswith("kernel")} == {0}
+    assert {std for path, std in measured.items() if not path.endswith("kernel")} == {0}
 
 
 def test_ratios_are_exact():
@@ -77,10 +77,12 @@ def test_orthogonal_initializers(shape):
 def test_what_no_sample_tells():
     unseen = lambda: jnp.cumsum(jax.random.normal(KEY, (64, 64)), axis=0)  # noqa: E731
     init = lambda: {"w": unseen(), "v": jax.random.normal(KEY, (64,))}  # noqa: E731
-    found = traced(init).stds()
-    assert (found["w"].value, found["w"].shape) == (None, (64, 64))
-    assert found["v"].value == pytest.approx(1, rel=1e-3)  # of a vector of 64 numbers, without the error of drawing it
-    assert found["v"].entries is None
+    measured = traced(init).stds()
+    assert (measured["w"].value, measured["w"].shape) == (None, (64, 64))
+    assert measured["v"].value == pytest.approx(
+        1, rel=1e-3
+    )  # of a vector of 64 numbers, without the error of drawing it
+    assert measured["v"].entries is None
 
 
 def test_a_program_without_what_no_result_needs():

@@ -121,8 +121,8 @@ def test_kernels_are_those_written_out_by_hand(form, x64):
     weights = jax.tree.map(jnp.multiply, stored, multipliers)
     for scan in (True, False):
         _, measured = kernels_of(scan)(weights if scan else unstack_blocks(weights), f)
-        for ours, hand in zip(measured, expected, strict=True):
-            np.testing.assert_allclose(ours, hand, rtol=1e-12, atol=1e-13)
+        for kernel, hand in zip(measured, expected, strict=True):
+            np.testing.assert_allclose(kernel, hand, rtol=1e-12, atol=1e-13)
 
 
 def test_kernels_of_a_plain_function(x64):
@@ -139,8 +139,8 @@ def test_kernels_of_a_plain_function(x64):
         return jnp.tanh(states[-1]) @ weights[2].T / (GAMMA0 * N), states
 
     measured = jax.jit(lambda w: network_kernels(forward, w, x, phi=jnp.tanh, gamma0=GAMMA0))(weights)
-    for ours, hand in zip(measured, kernels_by_hand(x, weights), strict=True):
-        np.testing.assert_allclose(ours, hand, rtol=1e-12, atol=1e-13)
+    for kernel, hand in zip(measured, kernels_by_hand(x, weights), strict=True):
+        np.testing.assert_allclose(kernel, hand, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -148,12 +148,12 @@ def test_ntk_of_the_storage_forms(form, x64):
     """gamma_0^2 N dF dF' of the canonical form, the read-in D times (docs/theory.md section 1), both ways."""
     x, weights = canonical()
     jacobians = jax.jit(jax.jacobian(function_by_hand))([jnp.asarray(w) for w in weights], x)
-    for found in ntk_both_ways()(*package(form)):
-        assert list(found) == ["branch/hidden", "input", "readout"]
+    for kernels in ntk_both_ways()(*package(form)):
+        assert list(kernels) == ["branch/hidden", "input", "readout"]
         for name, jacobian in zip(("input", "branch/hidden", "readout"), jacobians, strict=True):
             flat = jacobian.reshape(P * C, -1)
             expected = GAMMA0**2 * N * (D if name == "input" else 1) * flat @ flat.T
-            np.testing.assert_allclose(found[name], expected, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(kernels[name], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_ntk_is_made_of_the_kernels(x64):
@@ -229,12 +229,12 @@ def test_dense_layers_need_no_gradients(case, x64):
             f, w, x, rates=rates, groups=names, dense=dense, block=2 if "scanned" in case else 32
         )
 
-    jacobians, found = both(params)
+    jacobians, kernels = both(params)
     for name, rate, jacobian in zip(*map(jax.tree.leaves, (names, rates, jacobians)), strict=True):
         flat = jacobian.reshape(len(x) * jacobian.shape[1], -1)
         expected = rate * flat @ flat.T
         assert expected.max() > 1e-6
-        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-10 * expected.max())
+        np.testing.assert_allclose(kernels[name], expected, rtol=0, atol=1e-10 * expected.max())
 
 
 def two_layers(w, x):
@@ -252,8 +252,8 @@ def two_layer_problem():
 
 def test_blocks_change_nothing(x64):
     params, x, other = two_layer_problem()
-    found = jax.jit(lambda w: [[ntk(w, x, x2, block=block)["all"] for block in (3, 7)] for x2 in (None, other)])(params)
-    for shape, (parts, whole) in zip(((14, 14), (14, 8)), found, strict=True):
+    ntks = jax.jit(lambda w: [[ntk(w, x, x2, block=block)["all"] for block in (3, 7)] for x2 in (None, other)])(params)
+    for shape, (parts, whole) in zip(((14, 14), (14, 8)), ntks, strict=True):
         assert whole.shape == shape
         np.testing.assert_allclose(parts, whole, rtol=1e-12)
 
@@ -295,16 +295,16 @@ def test_lazy_limit_over_seeds():
         )
         return {**kernels._asdict(), **ntk}
 
-    found = jax.jit(jax.vmap(of_seed))(np.arange(seeds, dtype=np.uint32))
+    per_seed = jax.jit(jax.vmap(of_seed))(np.arange(seeds, dtype=np.uint32))
     limit = lazy_kernels(x @ x.T / D, depth=depth)
     expected = {"H": limit.H, "Phi": limit.Phi, "G": limit.G, "branch/hidden": limit.ntk_branch}
     expected |= {"readout": limit.ntk_readout, "input": D * limit.ntk_readin}
     for name, kernel in expected.items():
-        measured = np.asarray(found[name], np.float64)
+        measured = np.asarray(per_seed[name], np.float64)
         mean, error = measured.mean(0), measured.std(0, ddof=1) / np.sqrt(seeds)
         assert np.abs((mean - kernel) / error).max() < 4.5, name
         assert np.median(error) < 0.01 * np.abs(kernel).max()
-    to_limit = distance(found["H"], jnp.asarray(limit.H, jnp.float32))
+    to_limit = distance(per_seed["H"], jnp.asarray(limit.H, jnp.float32))
     assert to_limit.shape == (seeds, depth + 1)
     assert 0.1 < to_limit.mean() < 0.4
 
@@ -343,7 +343,7 @@ def test_distances():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"only": ["secnd"]}, "unknown group of parameters 'secnd'; did you mean 'second'"),
         ({"rates": {"a": 1.0}}, r"rates must be a tree with one leaf for each parameter; they differ in \['b'\]"),
@@ -358,15 +358,15 @@ def test_distances():
         ({"f": lambda w, x: two_layers(w, x)[None]}, r"f must return .* got .*\(1, 1, 2\).* for inputs \(1, 3\)"),
     ],
 )
-def test_errors_of_the_ntk(options, says):
+def test_errors_of_the_ntk(options, message):
     params, x, _ = two_layer_problem()
     given = {"f": two_layers, "params": params, "x": x, "groups": {"a": "first", "b": "second"}, **options}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         empirical_ntk(**given)
 
 
 @pytest.mark.parametrize(
-    ("forward", "says"),
+    ("forward", "message"),
     [
         (lambda w, x, s: two_layers(w, x), "must return .outputs, states.*it returned no states"),
         (lambda w, x, s: (two_layers(w, x), []), "it returned no states"),
@@ -377,9 +377,9 @@ def test_errors_of_the_ntk(options, says):
         (lambda w, x, s: (two_layers(w, x).T, [x]), r"forward must return .*, got .*\(2, 7\).* for inputs \(7, 3\)"),
     ],
 )
-def test_errors_of_the_kernels(forward, says):
+def test_errors_of_the_kernels(forward, message):
     params, x, _ = two_layer_problem()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         network_kernels(forward, params, x, phi=jnp.tanh)
 
 

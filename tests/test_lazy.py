@@ -29,8 +29,8 @@ def random_kernel(samples, seed=0):
 def test_reference_table(row):
     depth, *expected = row.split()
     k = lazy_kernels(PAIR, None if depth == "None" else int(depth), times=(0, 0.5, 1))
-    found = [k.H[1], k.H[2], k.Phi[2], k.G[0], k.G[1], k.G[2], k.ntk_branch_until[1], k.ntk_branch, k.ntk]
-    np.testing.assert_allclose([*(of[0, 1] for of in found), k.ntk[0, 0]], np.float64(expected), rtol=0, atol=1e-8)
+    kernels = [k.H[1], k.H[2], k.Phi[2], k.G[0], k.G[1], k.G[2], k.ntk_branch_until[1], k.ntk_branch, k.ntk]
+    np.testing.assert_allclose([*(of[0, 1] for of in kernels), k.ntk[0, 0]], np.float64(expected), rtol=0, atol=1e-8)
     assert k.Phi[0, 0, 1] == pytest.approx(0.24137214, abs=1e-8)
 
 
@@ -93,12 +93,12 @@ def by_the_recursion(K, depth, activation, beta, readout, alpha=0.5):
     """Equations of section 2 as they are written, with the package's averages only."""
     with jax.enable_x64(True):
         moments = lazy.moments(activation)
-        own = np.arange(len(K))
+        diagonal = np.arange(len(K))
 
         def both(H):
             a = jnp.diag(H)
             pairs = zip(moments.pair(a[:, None], a[None], H), moments.same(a), strict=True)
-            return [np.asarray(of.at[own, own].set(same)) for of, same in pairs]
+            return [np.asarray(of.at[diagonal, diagonal].set(same)) for of, same in pairs]
 
         H, square = [K], beta**2 * depth ** (-2 * alpha)
         for _ in range(depth):
@@ -120,8 +120,8 @@ def test_finite_depth_is_the_recursion(activation, readout, alpha):
     K = random_kernel(4)
     k = lazy_kernels(K, 5, activation, 1.1, readout, alpha=alpha)
     np.testing.assert_allclose(k.times, np.arange(6) / 5)
-    for found, expected in zip(k[1:], by_the_recursion(K, 5, activation, 1.1, readout, alpha), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    for kernel, expected in zip(k[1:], by_the_recursion(K, 5, activation, 1.1, readout, alpha), strict=True):
+        np.testing.assert_allclose(kernel, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("activation", "readout"), [("relu", "phi"), ("erf", "linear")])
@@ -175,10 +175,10 @@ def test_derivatives(x64):
         off = jnp.array([[0.0, 1.0], [1.0, 0.0]])
         return lazy_kernels(jnp.asarray(PAIR) + scale * off, 3, "relu", beta, times=()).ntk[0, 1]
 
-    found = jax.grad(entry, (0, 1))(0.0, 1.0)
+    gradient = jax.grad(entry, (0, 1))(0.0, 1.0)
     h = 1e-4
     expected = [(entry(h, 1.0) - entry(-h, 1.0)) / (2 * h), (entry(0.0, 1 + h) - entry(0.0, 1 - h)) / (2 * h)]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
 
 def test_from_a_caller_in_float32():
@@ -213,9 +213,9 @@ def test_kernels_of_float32_data_are_kernels():
 def test_functions_that_are_known_have_their_closed_form():
     K = np.array([[1, 0.999], [0.999, 1]])
     np.testing.assert_array_equal(lazy_kernels(K, 2, jax.nn.relu).ntk, lazy_kernels(K, 2, "relu").ntk)
-    with pytest.warns(UserWarning, match=r"off by .* overlap of 0\.999: the series of 128 terms") as said:
+    with pytest.warns(UserWarning, match=r"off by .* overlap of 0\.999: the series of 128 terms") as warned:
         other = lazy_kernels(K, 2, lambda h: jnp.maximum(h, 0)).ntk
-    assert said[0].filename == __file__
+    assert warned[0].filename == __file__
     assert 1e-4 < np.abs(other - lazy_kernels(K, 2, "relu").ntk).max() < 0.05
 
 
@@ -269,8 +269,8 @@ def test_predictor_descends(outputs):
     np.testing.assert_allclose(lazy_predictor(Theta, y, 1.5, steps=8).train, trained(Theta, y, 1.5, 8), atol=1e-12)
     t = np.array([0.0, 0.5, 30.0])
     flow = lazy_predictor(Theta, y, 1.5, times=t).train
-    for time, found in zip(t, flow, strict=True):
-        np.testing.assert_allclose(found, y - scipy.linalg.expm(-1.5 * Theta * time / 4) @ y, atol=1e-12)
+    for time, prediction in zip(t, flow, strict=True):
+        np.testing.assert_allclose(prediction, y - scipy.linalg.expm(-1.5 * Theta * time / 4) @ y, atol=1e-12)
     start = rng.normal(size=y.shape)
     moved = lazy_predictor(Theta, y, 1.5, steps=8, initial=start).train
     np.testing.assert_allclose(moved - start, trained(Theta, y - start, 1.5, 8), atol=1e-12)
@@ -282,9 +282,9 @@ def test_predictor_on_test_samples():
     k = lazy_kernels(K, 3, "linear", times=())
     weights = np.r_[np.full(7, 1 / 7), 0, 0]
     whole = linear_dmft(K, y, depth=3, steps=6, eta0=0.5, gamma0=0, sample_weights=weights)
-    found = lazy_predictor(k.ntk[:7, :7], y[:7], 0.5, steps=6, test_ntk=k.ntk[:7, 7:], test_initial=np.ones(2))
-    np.testing.assert_allclose(found.train, whole.predictions[:, :7], atol=1e-12)
-    np.testing.assert_allclose(found.test, whole.predictions[:, 7:] + 1, atol=1e-12)
+    predictor = lazy_predictor(k.ntk[:7, :7], y[:7], 0.5, steps=6, test_ntk=k.ntk[:7, 7:], test_initial=np.ones(2))
+    np.testing.assert_allclose(predictor.train, whole.predictions[:, :7], atol=1e-12)
+    np.testing.assert_allclose(predictor.test, whole.predictions[:, 7:] + 1, atol=1e-12)
     flow = lazy_predictor(k.ntk[:7, :7], y[:7], 0.5, times=[1e9], test_ntk=k.ntk[:7, 7:]).test
     np.testing.assert_allclose(
         flow[0], np.linalg.lstsq(k.ntk[:7, :7], y[:7], rcond=1e-10)[0] @ k.ntk[:7, 7:], atol=1e-6
@@ -295,8 +295,8 @@ def test_predictor_with_slow_modes():
     """What a mode of small eigenvalue learns late shows on test samples, where it is divided by that eigenvalue."""
     ntk, across, t = np.diag([1.0, 1e-5, 1e-9]), np.array([[0.3], [0.2], [0.1]]), np.array([1e5])
     left = np.exp(-np.diag(ntk) * t / 3)
-    found = lazy_predictor(ntk, np.ones(3), 1.0, times=t, test_ntk=across).test
-    np.testing.assert_allclose(found[0, 0], across[:, 0] @ ((1 - left) / np.diag(ntk)), rtol=1e-7)
+    prediction = lazy_predictor(ntk, np.ones(3), 1.0, times=t, test_ntk=across).test
+    np.testing.assert_allclose(prediction[0, 0], across[:, 0] @ ((1 - left) / np.diag(ntk)), rtol=1e-7)
 
 
 def test_samples_with_themselves_are_exact():

@@ -38,10 +38,10 @@ def by_hand(x, depth, activation, beta, kernel, padding, alpha):
         with jax.enable_x64(True):
             a = jnp.diag(H)
             pair, same = moments(activation).pair(a[:, None], a[None], jnp.asarray(H)), moments(activation).same(a)
-        found = [np.array(of) for of in pair]
-        for of, diagonal in zip(found, same, strict=True):
+        matrices = [np.array(of) for of in pair]
+        for of, diagonal in zip(matrices, same, strict=True):
             np.fill_diagonal(of, diagonal)
-        return found
+        return matrices
 
     flat = x.reshape(P * S, C)
     Kx = shift(flat @ flat.T / C)
@@ -72,17 +72,17 @@ def test_against_gradient_kernels(shape, activation, kernel, padding, alpha, mon
     monkeypatch.setattr("depthmup.theory.convolutional.TOGETHER", 4 * int(np.prod(shape[1:-1])) ** 2)
     x, depth, beta = images(*shape), 3, 1.1
     options = dict(depth=depth, activation=activation, beta=beta, kernel=kernel, padding=padding, alpha=alpha)
-    found = lazy_conv_kernels(x, **options)
+    kernels = lazy_conv_kernels(x, **options)
     expected = by_hand(x, *options.values())
-    for of, other in zip(found[1:], expected, strict=True):
+    for of, other in zip(kernels[1:], expected, strict=True):
         np.testing.assert_allclose(of, other, rtol=0, atol=1e-10 * np.abs(other).max())
-    np.testing.assert_array_equal(found.times, np.arange(depth + 1) / depth)
+    np.testing.assert_array_equal(kernels.times, np.arange(depth + 1) / depth)
     block = lazy_conv_kernels(x[:1], **options, x2=x[1:], times=(0, 1))
     for name in ("H", "Phi", "ntk_branch", "ntk_readin", "ntk_readout"):
-        rows = getattr(found, name)[..., :1, 1:]
+        rows = getattr(kernels, name)[..., :1, 1:]
         rows = rows[[0, -1]] if name in ("H", "Phi") else rows
         np.testing.assert_allclose(getattr(block, name), rows, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(block.ntk, found.ntk[:1, 1:], rtol=1e-12)
+    np.testing.assert_allclose(block.ntk, kernels.ntk[:1, 1:], rtol=1e-12)
 
 
 @pytest.mark.parametrize("depth", [4, None])
@@ -90,9 +90,9 @@ def test_against_gradient_kernels(shape, activation, kernel, padding, alpha, mon
 def test_one_position_is_a_dense_network(depth, activation):
     x = images(4, 1, 1, 6)
     dense = lazy_kernels(x[:, 0, 0] @ x[:, 0, 0].T / 6, depth, activation, 1.2, times=(0, 0.5, 1))
-    found = lazy_conv_kernels(x, depth, activation, 1.2, kernel=1, times=(0, 0.5, 1))
+    kernels = lazy_conv_kernels(x, depth, activation, 1.2, kernel=1, times=(0, 0.5, 1))
     for name in ("H", "Phi", "ntk_branch", "ntk_readin", "ntk_readout", "ntk"):
-        np.testing.assert_allclose(getattr(found, name), getattr(dense, name), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(getattr(kernels, name), getattr(dense, name), rtol=0, atol=1e-9)
 
 
 def test_infinite_depth():
@@ -128,10 +128,10 @@ def test_networks():
         kernels = dm.network_kernels(run, params, x, phi=model.phi)
         return kernels.H, kernels.Phi, gain / 9 * ntk["hidden"], ntk["input"] / 18, ntk["readout"]
 
-    found = measured(jax.random.split(jax.random.key(0), seeds))
+    per_seed = measured(jax.random.split(jax.random.key(0), seeds))
     limit = lazy_conv_kernels(x, depth, "relu", gain**0.5)
     # Independent entries, so that the largest of some sixty is rarely 4 standard errors off; a bias of 1/N beside.
-    for name, of in zip(("H", "Phi", "ntk_branch", "ntk_readin", "ntk_readout"), found, strict=True):
+    for name, of in zip(("H", "Phi", "ntk_branch", "ntk_readin", "ntk_readout"), per_seed, strict=True):
         of, at = np.asarray(of, float), getattr(limit, name)
         error = of.std(0, ddof=1) / np.sqrt(seeds)
         assert np.abs(of.mean(0) - at).max() < 4 * error.max() + 0.5 / width * np.abs(at).max(), name
@@ -152,9 +152,9 @@ def test_derivatives():
 def test_series_that_does_not_reach():
     """Positions next to each other in a smooth image are nearly alike."""
     smooth = np.linspace(1, 1.01, 5)[None, :, None]
-    with pytest.warns(UserWarning, match=r"overlap of 1: the series of 128 terms") as said:
+    with pytest.warns(UserWarning, match=r"overlap of 1: the series of 128 terms") as warned:
         lazy_conv_kernels(smooth, 1, lambda h: jnp.maximum(h, 0.1 * h), padding="zero")
-    assert said[0].filename == __file__
+    assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,11 @@ def rules(result, **given):
 def test_the_planted_rule_is_right(optima, right):
     """And only that one: off by nothing, no regret; the others are off by what their slopes differ."""
     result = transfer(optima)
-    found = rules(result, path_sums=PATH_SUMS)
-    assert list(found) == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted"]
-    assert {name for name, rule in found.items() if rule.worst < 1e-6} == right
+    by_name = rules(result, path_sums=PATH_SUMS)
+    assert list(by_name) == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted"]
+    assert {name for name, rule in by_name.items() if rule.worst < 1e-6} == right
     for name, slope in (("constant", 0), ("L^-1", -1), ("L^-3/2", -1.5)):
-        rule = found[name]
+        rule = by_name[name]
         expected = [(-1 + slope * math.log2(d / 2)) - optima[d] for d in DEPTHS]
         np.testing.assert_allclose(rule.octaves_off, expected, atol=1e-9)
         np.testing.assert_allclose(np.log2(rule.predicted), [-1 + slope * math.log2(d / 2) for d in DEPTHS], atol=1e-9)
@@ -77,24 +77,24 @@ def test_fitted_uses_all_smaller_sizes():
 def test_sizes_without_an_optimum():
     """Depth 2 has none: rules start from depth 4; at 16, too, there is nothing to compare with."""
     result = transfer({2: 3.0, 4: -2.0, 8: -3.0, 16: -16.0})
-    found = rules(result, path_sums={4: 1, 8: 4}, calibrated={"calibrated": {4: 0.3, 8: 0.15, 16: None}})
-    constant = found["constant"]
+    by_name = rules(result, path_sums={4: 1, 8: 4}, calibrated={"calibrated": {4: 0.3, 8: 0.15, 16: None}})
+    constant = by_name["constant"]
     assert constant.octaves_off == [None, 0, pytest.approx(1), None]
     assert (constant.tuned, constant.worst, constant.mean) == (1, pytest.approx(1), pytest.approx(1))
-    np.testing.assert_allclose(np.log2(found["L^-1"].predicted), [-1, -2, -3, -4], atol=1e-9)
+    np.testing.assert_allclose(np.log2(by_name["L^-1"].predicted), [-1, -2, -3, -4], atol=1e-9)
     for name in ("PathSum", "calibrated"):
-        assert found[name].predicted == [None, pytest.approx(0.25), pytest.approx(0.125), None]
-    assert found["fitted"].predicted == [None, None, None, pytest.approx(2.0**-4)]
-    assert (found["fitted"].worst, found["fitted"].mean) == (None, None)
+        assert by_name[name].predicted == [None, pytest.approx(0.25), pytest.approx(0.125), None]
+    assert by_name["fitted"].predicted == [None, None, None, pytest.approx(2.0**-4)]
+    assert (by_name["fitted"].worst, by_name["fitted"].mean) == (None, None)
     assert fit.learning_rate_rules(transfer({2: 3.0, 4: 3.0})) == []
 
 
 def test_regret_of_a_rule():
     """None where the prediction diverges, or is off the grid."""
-    found = rules(transfer(planted(-1), cliff=1.2))
-    assert found["constant"].regret[:2] == [0, pytest.approx(BEST * math.expm1(0.05))]
-    assert found["constant"].regret[2:] == [None, None]
-    assert found["constant"].octaves_off[2:] == pytest.approx([2, 3])
+    by_name = rules(transfer(planted(-1), cliff=1.2))
+    assert by_name["constant"].regret[:2] == [0, pytest.approx(BEST * math.expm1(0.05))]
+    assert by_name["constant"].regret[2:] == [None, None]
+    assert by_name["constant"].octaves_off[2:] == pytest.approx([2, 3])
     off = rules(transfer({2: -12.0, 4: -12.5, 8: -12.5}))["L^-3/2"]
     assert off.predicted[2] == pytest.approx(2.0**-15)
     assert (off.regret[1] is None, off.regret[2]) == (False, None)
@@ -102,23 +102,23 @@ def test_regret_of_a_rule():
 
 def test_calibrated_and_path_sums_count_relative_to_the_tuned_size():
     huge = {depth: 10**400 * depth**2 for depth in DEPTHS}  # no float holds them
-    found = rules(
+    by_name = rules(
         transfer(planted(-1)), path_sums=huge, calibrated={"calibrated": {depth: 7.0 / depth for depth in DEPTHS}}
     )
     for name in ("PathSum", "calibrated"):
-        np.testing.assert_allclose(found[name].predicted, [0.5, 0.25, 0.125, 0.0625], rtol=1e-9)
+        np.testing.assert_allclose(by_name[name].predicted, [0.5, 0.25, 0.125, 0.0625], rtol=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"path_sums": {4: 1, 8: 1}}, "path_sums has no value at 2"),
         ({"calibrated": {"own": {2: None, 4: 1.0}}}, "own has no value at 2"),
         ({"calibrated": {"own": {2: 0.1, 4: 0.0}}}, "own at 4 must be positive and finite, got 0"),
     ],
 )
-def test_errors(given, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(given, message):
+    with pytest.raises(ValueError, match=message):
         fit.learning_rate_rules(transfer(planted(-1)), **given)
 
 

@@ -178,11 +178,11 @@ def test_operations():
     images = jax.ShapeDtypeStruct((2, 8, 8, 6), np.float32)
     params = jax.eval_shape(conv.init, jax.random.key(0), images)
     assert flops.count(conv.apply, params, images) == 2 * (2 * 8 * 8 * 4) * (3 * 3 * 3)
-    of_ours = nn.Conv(4, (3, 3), use_bias=False, conv_general_dilated=conv_general_dilated)
-    params = jax.eval_shape(of_ours.init, jax.random.key(0), images)
+    depthmup_conv = nn.Conv(4, (3, 3), use_bias=False, conv_general_dilated=conv_general_dilated)
+    params = jax.eval_shape(depthmup_conv.init, jax.random.key(0), images)
     forward = 2 * (2 * 8 * 8 * 4) * (3 * 3 * 6)
-    assert flops.count(of_ours.apply, params, images) == forward
-    both = jax.grad(lambda params, images: of_ours.apply(params, images).sum(), argnums=(0, 1))
+    assert flops.count(depthmup_conv.apply, params, images) == forward
+    both = jax.grad(lambda params, images: depthmup_conv.apply(params, images).sum(), argnums=(0, 1))
     assert flops.count(both, params, images) == 3 * forward
     branches = (lambda x: (x[:1] @ x.T).sum(), lambda x: (x @ x.T).sum())
     assert flops.count(lambda x: jax.lax.cond(x[0, 0] > 0, *branches, x), x) == 2 * 5 * 5 * 7

@@ -120,13 +120,13 @@ def test_the_example_of_a_verb_is_a_call(verb, call, monkeypatch):
 
 def test_a_wrong_call_is_known_before_jax_is_there(tmp_path):
     """A workdir that cannot be made; nothing is left of the attempt to write into one that can."""
-    for words, says in (
+    for words, message in (
         (["train", "--workdir=/proc/nothing"], "--workdir=/proc/nothing: /proc cannot be written"),
         (["trian", f"--workdir={tmp_path}/a"], "verb 'trian'"),
         (["train", f"--workdir={tmp_path}/a/b", "--json"], "--json is for explain, not for train"),
     ):
         done, imported = in_a_new_process(*words)
-        assert_one_line(done, f"error: {says}")
+        assert_one_line(done, f"error: {message}")
         assert "jax" not in imported
     command.check_folder(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
@@ -223,12 +223,12 @@ def test_grow(call):
         "python main.py train --config=digits --config.model.width=512 --config.model.depth=16 "
         "--config.parameterization.name=depth_mup --config.parameterization.base_width=128"
     )
-    for arguments, says in (
+    for arguments, message in (
         ((), "grow needs --width=N or --depth=N of the larger network"),
         (("--width=0", "--depth=4"), "model.width must be at least 1 and less than 1,048,576, got 0"),
         (("--width=64", "--depth=4", "--workdir=runs/none"), "runs/none holds no rows of a sweep"),
     ):
-        assert says in call("grow", *arguments).stderr
+        assert message in call("grow", *arguments).stderr
 
 
 def test_explain_counts_blocks(call):
@@ -280,7 +280,7 @@ def test_check_exit_status(tmp_path, call):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["explain", "--config.model.depht=3"], "unknown key 'config.model.depht'; did you mean 'config.model.depth'?"),
         (["explain", "--config.model.depth=abc"], "--config.model.depth=abc"),
@@ -311,9 +311,9 @@ def test_check_exit_status(tmp_path, call):
         (["train", "--processes=2"], "--coordinator, --processes and --process are for --distributed"),
     ],
 )
-def test_errors_are_one_line(arguments, says, call):
+def test_errors_are_one_line(arguments, message, call):
     done = call(*arguments)
-    assert_one_line(done, says)
+    assert_one_line(done, message)
 
 
 @pytest.mark.parametrize("arguments", [["--config.model.depht=3"], ["swep"]])
@@ -322,12 +322,12 @@ def test_errors_are_one_line_of_a_process(arguments):
     assert_one_line(process(*arguments), arguments[0].split(".")[-1].split("=")[0])
 
 
-def assert_one_line(done, says):
+def assert_one_line(done, message):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -36,17 +36,17 @@ def functions(model, shape, p):
     return activations, loss, init, batch, dm.optimizer(p, specs, "sgd", learning_rate=1.0)
 
 
-def slope(models, shape, p, seeds=4, own_rates=True):
+def slope(models, shape, p, seeds=4, scaled_rates=True):
     """Of log2 learning rate over log2 depth."""
     rates = []
     for model in models:
         activations, loss, init, batch, optimizer = functions(model, shape, p)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # deep for their width
-            found = dm.maximal_update(
-                activations, loss, init, batch, optimizer=optimizer if own_rates else None, seeds=seeds
+            update = dm.maximal_update(
+                activations, loss, init, batch, optimizer=optimizer if scaled_rates else None, seeds=seeds
             )
-        rates.append(math.log2(found.learning_rate))
+        rates.append(math.log2(update.learning_rate))
     return np.polyfit(np.log2([model.depth for model in models]), rates, 1)[0]
 
 
@@ -55,7 +55,7 @@ class TestSlopesInDepth:
 
     def test_plain_network(self):
         models = [MLP(width=256, depth=depth) for depth in (4, 16)]
-        assert -1.7 < slope(models, (64,), dm.parameterization("mup"), own_rates=False) < -1.3
+        assert -1.7 < slope(models, (64,), dm.parameterization("mup"), scaled_rates=False) < -1.3
 
     def test_residual_branches_of_one_layer(self):
         models = [ResidualMLP(width=256, depth=depth) for depth in (8, 32)]
@@ -118,10 +118,10 @@ def test_linear_network_against_a_wide_one():
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # not deep for its width
-        found = dm.maximal_update(activations, loss, init, x, optimizer=tx, seeds=seeds)
-    assert found.per_layer[0] == 0
-    assert found.mean == pytest.approx(linear_update(depth), rel=0.12)  # error of finite width
-    assert found.learning_rate == found.mean**-0.5
+        update = dm.maximal_update(activations, loss, init, x, optimizer=tx, seeds=seeds)
+    assert update.per_layer[0] == 0
+    assert update.mean == pytest.approx(linear_update(depth), rel=0.12)  # error of finite width
+    assert update.learning_rate == update.mean**-0.5
 
 
 def test_it_is_the_true_change_of_a_small_step():
@@ -130,12 +130,12 @@ def test_it_is_the_true_change_of_a_small_step():
     activations, loss, init, batch, _ = functions(model, (64,), p)
     for name, family in (("sgd", None), ("adam", "adam")):
         optimizer = dm.optimizer(p, model_specs(model, (64,)), name, learning_rate=1.0)
-        found = dm.maximal_update(activations, loss, init, batch, optimizer=optimizer, seeds=1)
+        update = dm.maximal_update(activations, loss, init, batch, optimizer=optimizer, seeds=1)
         params = init(jax.random.key(np.uint32(0)))
         updates, _ = optimizer.update(jax.grad(loss)(params, batch), optimizer.init(params), params)
         ratios = []
         for share in (0.03, 1.0):
-            eta = share * found.learning_rate
+            eta = share * update.learning_rate
             moved = activations(jax.tree.map(lambda w, u, eta=eta: w + eta * u, params, updates), batch)
             true = [float(jnp.mean((a - b) ** 2)) for a, b in zip(moved, activations(params, batch), strict=True)]
             ratios.append(np.mean(true) / share**2)
@@ -167,8 +167,8 @@ class TestAverages:
         rng = np.random.default_rng(0)
         logs = rng.normal(size=(4000, 9))  # of log2 s
         medians = -0.5 * np.median(logs, axis=1)
-        said = [MaximalUpdate(np.exp2(line)[:, None], np.ones((9, 1))).stderr for line in logs[:1000]]
-        assert np.sqrt(np.mean(np.square(said))) == pytest.approx(medians.std(), rel=0.06)
+        stderrs = [MaximalUpdate(np.exp2(line)[:, None], np.ones((9, 1))).stderr for line in logs[:1000]]
+        assert np.sqrt(np.mean(np.square(stderrs))) == pytest.approx(medians.std(), rel=0.06)
         assert math.isnan(MaximalUpdate(np.ones((1, 2)), np.ones((1, 2))).stderr)
 
     def test_merge_and_split(self):
@@ -201,8 +201,8 @@ class TestErrors:
         np.testing.assert_array_equal(self.update(layers=[1]).per_seed[:, 0], self.update().per_seed[:, 1])
 
     def test_probe(self):
-        found = self.update(probe=2 * self.batch)
-        np.testing.assert_allclose(found.per_seed[:, 0], 4 * self.update().per_seed[:, 0], rtol=1e-5)
+        probed = self.update(probe=2 * self.batch)
+        np.testing.assert_allclose(probed.per_seed[:, 0], 4 * self.update().per_seed[:, 0], rtol=1e-5)
 
     def test_unknown_average(self):
         with pytest.raises(ValueError, match="unknown average 'mean'"):

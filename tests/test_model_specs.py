@@ -58,7 +58,7 @@ def starred(path):
     return "/".join(f"{part}*" if part.endswith("_") else part for part in parts)
 
 
-def found(specs):
+def starred_roles(specs):
     result = {}
     for s in leaves(specs):
         role = ("branch/" if s.in_branch else "") + s.role
@@ -69,7 +69,7 @@ def found(specs):
 @pytest.mark.parametrize("case", EXPECTED)
 def test_roles(case):
     specs = model_specs(model(case), CASES[case][2])
-    assert found(specs) == EXPECTED[case]
+    assert starred_roles(specs) == EXPECTED[case]
     module = model(case)
     assert {(s.width, s.depth) for s in leaves(specs)} == {(module.width, module.depth)}
 

@@ -61,9 +61,9 @@ def test_statistics_are_carried(x64):
     np.testing.assert_allclose(new["mean"], 0.9 * old["mean"] + 0.1 * first.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(new["var"], 0.9 * old["var"] + 0.1 * first.var((0, 1, 2)), rtol=1e-4)
     evaluate = jax.jit(task.evaluate)
-    here = evaluate(after, batch, hyper)["loss"].compute()
-    elsewhere = evaluate(after._replace(statistics=state.statistics), batch, hyper)["loss"].compute()
-    assert abs(here - elsewhere) > 1e-4
+    loss_after = evaluate(after, batch, hyper)["loss"].compute()
+    loss_before = evaluate(after._replace(statistics=state.statistics), batch, hyper)["loss"].compute()
+    assert abs(loss_after - loss_before) > 1e-4
 
 
 def test_layouts_on_a_cpu():
@@ -76,7 +76,7 @@ def test_layouts_on_a_cpu():
 
 
 @pytest.mark.parametrize(
-    ("family", "model", "says"),
+    ("family", "model", "message"),
     [
         ("vit", {"heads": 3}, "model: heads must divide the width: 3 heads, width 16"),
         ("vit", {"patch": 3}, "model: patch must divide the image: patches of 3x3, image of .8, 8."),
@@ -86,13 +86,13 @@ def test_layouts_on_a_cpu():
         ("cnn", {"padding": "wrap"}, "unknown model.padding 'wrap'"),
     ],
 )
-def test_errors_before_anything_is_built(family, model, says):
-    with pytest.raises(SettingsError, match=says):
+def test_errors_before_anything_is_built(family, model, message):
+    with pytest.raises(SettingsError, match=message):
         task_of(settings(family, **model))
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"patch": 4}, "config.model.patch is a setting of vit, not of residual_mlp: choose the family by the config"),
         ({"heads": 4}, "config.model.heads is a setting of vit, gpt, not of residual_mlp"),
@@ -102,10 +102,10 @@ def test_errors_before_anything_is_built(family, model, says):
         ({"norm": 3}, "config.model.norm must be str"),
     ],
 )
-def test_model_settings_errors(change, says):
+def test_model_settings_errors(change, message):
     config = default.get_config().to_dict()
     config["model"] |= change
-    with pytest.raises(SettingsError, match=says):
+    with pytest.raises(SettingsError, match=message):
         from_config(config)
 
 

@@ -140,7 +140,7 @@ def test_circular_convolution_is_a_product_of_spectra(kernel, space, x64):
 
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(2, *space, 3)), rng.normal(size=(*[kernel] * len(space), 3, 4))
-    got = One().apply({"params": {"conv": {"kernel": w}}}, x)
+    convolved = One().apply({"params": {"conv": {"kernel": w}}}, x)
     axes = tuple(range(1, len(space) + 1))
     padded = np.zeros((*space, 3, 4))
     padded[tuple(slice(kernel) for _ in space)] = w
@@ -148,7 +148,7 @@ def test_circular_convolution_is_a_product_of_spectra(kernel, space, x64):
     back = np.roll(padded, [-((kernel - 1) // 2)] * len(space), axis=tuple(range(len(space))))
     spectrum = np.conj(np.fft.fftn(back, axes=tuple(range(len(space)))))
     product = np.einsum("b...c,...cd->b...d", np.fft.fftn(x, axes=axes), spectrum)
-    np.testing.assert_allclose(got, np.fft.ifftn(product, axes=axes).real, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(convolved, np.fft.ifftn(product, axes=axes).real, rtol=1e-10, atol=1e-12)
 
 
 def leaves_like(params, *names):
@@ -302,7 +302,7 @@ def test_dropout_is_for_training_only():
 
 
 @pytest.mark.parametrize(
-    ("family", "attributes", "shape", "says"),
+    ("family", "attributes", "shape", "message"),
     [
         ("simple_resnet", dict(width=16, depth=4), (7, 8, 3), r"pools three times: images must be 8x8 or larger"),
         ("simple_resnet", dict(width=16, depth=2), (8, 8, 3), "needs a depth of 3 or more blocks, got 2"),
@@ -337,9 +337,9 @@ def test_dropout_is_for_training_only():
         ("mlp", dict(width=4, depth=1, dtype="float16"), (8,), "unknown dtype 'float16'"),
     ],
 )
-def test_errors_come_before_compilation(family, attributes, shape, says):
+def test_errors_come_before_compilation(family, attributes, shape, message):
     module = MODELS[family](**attributes)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, *shape)), FACTORS))
 
 
@@ -366,5 +366,5 @@ def test_initial_weights_are_those_of_flax(shape):
     expected = nn.initializers.variance_scaling(2.0, "fan_in", "normal", in_axis=range(len(shape) - 1), out_axis=-1)
     keys = jax.random.split(jax.random.key(1), 3)
     np.testing.assert_array_max_ulp(fan_in_init(2.0)(keys[0], shape), expected(keys[0], shape), maxulp=maxulp)
-    drawn, theirs = (jax.vmap(lambda key, f=f: f(key, shape))(keys) for f in (fan_in_init(2.0), expected))
-    np.testing.assert_array_max_ulp(drawn, theirs, maxulp=maxulp)
+    drawn, flax_drawn = (jax.vmap(lambda key, f=f: f(key, shape))(keys) for f in (fan_in_init(2.0), expected))
+    np.testing.assert_array_max_ulp(drawn, flax_drawn, maxulp=maxulp)

@@ -90,8 +90,8 @@ def assert_by_hand(y, *, of_hand, **options):
     for seed in range(SEEDS):
         expected, weights = by_hand(canonical(observed, seed, 0), y.reshape(P, -1), **of_hand)
         np.testing.assert_allclose(predictions[seed].reshape(expected.shape), expected, **EXACT)
-        for found, layer in zip(canonical(observed, seed, 1), weights, strict=True):
-            np.testing.assert_allclose(found, layer, **EXACT)
+        for trained_layer, layer in zip(canonical(observed, seed, 1), weights, strict=True):
+            np.testing.assert_allclose(trained_layer, layer, **EXACT)
     return predictions
 
 
@@ -250,7 +250,7 @@ def test_inputs():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (dict(residual=False, readout="linear"), "a network without skips has the readout 'phi', not 'linear'"),
         (dict(activation="tanhh"), "unknown activation 'tanhh'; did you mean 'tanh'"),
@@ -263,8 +263,8 @@ def test_inputs():
         (dict(activation=np.sin), "networks need an activation that has a name"),
     ],
 )
-def test_errors(options, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         trained(y=Y, **options)
 
 

@@ -185,9 +185,9 @@ def test_any_optax_transformation():
         dm.scale_by_parameterization(p, specs),
         optax.scale_by_learning_rate(0.1),
     )
-    ours = dm.optimizer(p, specs, "adam", 0.1, eps=0.1)
+    by_name = dm.optimizer(p, specs, "adam", 0.1, eps=0.1)
     jax.tree.map(
-        np.testing.assert_array_equal, updates(by_hand, ones(params), params), updates(ours, ones(params), params)
+        np.testing.assert_array_equal, updates(by_hand, ones(params), params), updates(by_name, ones(params), params)
     )
 
 
@@ -273,7 +273,7 @@ def test_traced_hyperparameters_compile_once():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda p, s: dm.optimizer(p, s, "adamx", 0.1), "did you mean 'adam"),
         (lambda p, s: dm.optimizer(p, s, "adamW", 0.1), "did you mean 'adamw'"),
@@ -289,9 +289,9 @@ def test_traced_hyperparameters_compile_once():
         (lambda p, s: dm.scale_by_parameterization(p, s, family="lion"), "unknown optimizer family"),
     ],
 )
-def test_errors(call, says):
+def test_errors(call, message):
     p, specs, _ = setup()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         call(p, specs)
 
 

@@ -44,10 +44,10 @@ def factors_of(p, specs, family):
     return {name: spec.factors(p, families[name]) for name, spec in specs.items()}
 
 
-def assert_equal(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert value == pytest.approx(theirs[name], rel=1e-12), name
+def assert_equal(factors, published):
+    assert factors.keys() == published.keys()
+    for name, value in factors.items():
+        assert value == pytest.approx(published[name], rel=1e-12), name
 
 
 def norms(width, *names):
@@ -137,10 +137,10 @@ def shapes_of(example):
 def test_microsoft_mup_rates(example, family):
     """MuAdam, MuAdamW and MuSGD: learning rates, and decays that are divided by the same factor."""
     shapes, base, specs = shapes_of(example)
-    theirs = {name: mup_rate(shape, base[name], family) for name, shape in shapes.items()}
-    ours = factors_of(parameterization("mup"), specs, family)
-    assert_equal({name: f.lr for name, f in ours.items()}, theirs)
-    assert_equal({name: f.decay for name, f in ours.items()}, {name: 1 / lr for name, lr in theirs.items()})
+    published = {name: mup_rate(shape, base[name], family) for name, shape in shapes.items()}
+    factors = factors_of(parameterization("mup"), specs, family)
+    assert_equal({name: f.lr for name, f in factors.items()}, published)
+    assert_equal({name: f.decay for name, f in factors.items()}, {name: 1 / lr for name, lr in published.items()})
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -149,12 +149,12 @@ def test_microsoft_mup_decay_of_a_step(optimizer, decoupled, x64):
     """With decoupled_wd=True their decay has no factor, so that it follows the learning rate: our decay="coupled"."""
     shapes, base, specs = shapes_of("Transformer")
     rates = {name: mup_rate(shape, base[name], optimizer.removesuffix("w")) for name, shape in shapes.items()}
-    theirs = {name: lr * (1.0 if decoupled else 1 / lr) for name, lr in rates.items()}
+    published = {name: lr * (1.0 if decoupled else 1 / lr) for name, lr in rates.items()}
     decay = "coupled" if decoupled else "uncoupled"
     tx = dm.optimizer(parameterization("mup"), specs, optimizer, 1.0, weight_decay=1.0, decay=decay)
     weights = {name: jnp.ones(shape) for name, shape in shapes.items()}
     updates, _ = tx.update(jax.tree.map(jnp.zeros_like, weights), tx.init(weights), weights)
-    assert_equal({name: -float(update.ravel()[0]) for name, update in updates.items()}, theirs)
+    assert_equal({name: -float(update.ravel()[0]) for name, update in updates.items()}, published)
 
 
 def mup_eps(spec, m):
@@ -166,8 +166,8 @@ def mup_eps(spec, m):
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_microsoft_mup_never_scales_eps(example):
     _, _, specs = shapes_of(example)
-    ours = factors_of(parameterization("mup"), specs, "adam")
-    assert_equal({name: f.eps for name, f in ours.items()}, {name: mup_eps(spec, M) for name, spec in specs.items()})
+    factors = factors_of(parameterization("mup"), specs, "adam")
+    assert_equal({name: f.eps for name, f in factors.items()}, {name: mup_eps(spec, M) for name, spec in specs.items()})
 
 
 def mup_std(init, shape, base):
@@ -185,9 +185,9 @@ def mup_std(init, shape, base):
     if init == "xavier_normal":
         total = sum(after.values()) / sum(before.values())
         return total**-0.5 * total**0.5 * (m_in**-0.5 if two else 1.0)
-    own = after[init] / before[init]  # kaiming_normal with mode fan_in or fan_out
-    adjusted = ((m_out / m_in) ** 0.5 if init == "fan_out" else 1.0) if two else own**0.5
-    return own**-0.5 * adjusted
+    m_fan = after[init] / before[init]  # kaiming_normal with mode fan_in or fan_out
+    adjusted = ((m_out / m_in) ** 0.5 if init == "fan_out" else 1.0) if two else m_fan**0.5
+    return m_fan**-0.5 * adjusted
 
 
 @pytest.mark.parametrize("init", ["normal", "xavier_normal", "fan_in", "fan_out"])
@@ -198,12 +198,12 @@ def test_microsoft_mup_init(example, init):
     model, options = EXAMPLES[example]
     before = specs_of(model, width=BASE, **options)
     matrices = [name for name, shape in shapes.items() if len(shape) in (2, 4)]
-    ours = {
+    stds = {
         name: specs[name].factors(parameterization("mup"), "sgd").init
         * (before[name].fan_in / specs[name].fan_in) ** 0.5
         for name in matrices
     }
-    assert_equal(ours, {name: mup_std(init, shapes[name], base[name]) for name in matrices})
+    assert_equal(stds, {name: mup_std(init, shapes[name], base[name]) for name in matrices})
 
 
 READOUTS = {"MLP": "fc_3", "ResNet": "linear", "Transformer": "decoder", "tied Transformer": "encoder"}
@@ -216,16 +216,16 @@ def test_microsoft_mup_rescaling(example):
     readout alone: in JAX biases start at 0 or at a constant. A `MuSharedReadout` is the embedding, which starts as
     N(0, 1) at every width, and should stay so."""
     shapes, base, specs = shapes_of(example)
-    ours = factors_of(parameterization("mup"), specs, "sgd")
+    factors = factors_of(parameterization("mup"), specs, "sgd")
     for name in shapes:
         layer, _, kind = name.rpartition(".")
         weight = f"{layer}.weight"
         linear = kind == "bias" and len(shapes.get(weight, ())) == 2
-        theirs = 1.0
+        published = 1.0
         if linear or layer == READOUTS[example]:
-            theirs = (shapes[weight][1] / base[weight][1]) ** 0.5
+            published = (shapes[weight][1] / base[weight][1]) ** 0.5
         differ = linear or (name == "encoder.weight" and example == "tied Transformer")
-        assert ours[name].init == pytest.approx(theirs / (M**0.5 if differ else 1.0), rel=1e-12), name
+        assert factors[name].init == pytest.approx(published / (M**0.5 if differ else 1.0), rel=1e-12), name
 
 
 @pytest.mark.parametrize("attn_mult", [1, 8])
@@ -294,18 +294,18 @@ def test_megatron_unit_tests():
 def test_megatron_rates(optimizer, tied):
     model = functools.partial(megatron, tied=tied)
     specs, shapes = specs_of(model), model(WIDTH, DEPTH)
-    ours = factors_of(parameterization("mup"), specs, families_of(optimizer, specs))
-    theirs = {name: megatron_overrides(name, shape, optimizer, M) for name, shape in shapes.items()}
-    assert_equal({name: f.lr for name, f in ours.items()}, {name: lr for name, (lr, _) in theirs.items()})
+    factors = factors_of(parameterization("mup"), specs, families_of(optimizer, specs))
+    published = {name: megatron_overrides(name, shape, optimizer, M) for name, shape in shapes.items()}
+    assert_equal({name: f.lr for name, f in factors.items()}, {name: lr for name, (lr, _) in published.items()})
     if optimizer == "sgd":
         return
     # Vector-like parameters keep their eps there. Ours falls with width, since all gradients before the output factor
     # 1/m contain it. Muon's eps needs no factor where both fans grow.
     vector_like = {name: is_vector_like(name, shape) for name, shape in shapes.items()}
     differ = {name: M if vector_like[name] else 1.0 for name in shapes}
-    assert_equal({name: theirs[name][1] / f.eps for name, f in ours.items()}, differ)
+    assert_equal({name: published[name][1] / f.eps for name, f in factors.items()}, differ)
     # Its decay has no factor and follows the learning rate, which is our decay="coupled"; ours by default does not.
-    assert_equal({name: f.lr * f.decay for name, f in ours.items()}, dict.fromkeys(shapes, 1.0))
+    assert_equal({name: f.lr * f.decay for name, f in factors.items()}, dict.fromkeys(shapes, 1.0))
 
 
 # Emerging-Optimizers (NVIDIA-NeMo, 033065f9: muon.py, get_muon_scale_factor): what it multiplies orthogonal updates by.
@@ -324,9 +324,9 @@ def test_megatron_muon_scales(mode):
     hidden = [spec for spec in specs.values() if spec.role == "hidden"]
     for spec in hidden:
         scale = MUON_SCALES[mode]
-        theirs = scale(spec.fan_out, spec.fan_in) / scale(spec.fan_out / M, spec.fan_in / M)
-        ours = spec.factors(parameterization("mup"), "muon").lr
-        assert theirs == pytest.approx(ours * (M**0.5 if mode == "spectral" else 1), rel=1e-12)
+        megatron_lr = scale(spec.fan_out, spec.fan_in) / scale(spec.fan_out / M, spec.fan_in / M)
+        depthmup_lr = spec.factors(parameterization("mup"), "muon").lr
+        assert megatron_lr == pytest.approx(depthmup_lr * (M**0.5 if mode == "spectral" else 1), rel=1e-12)
     assert len(hidden) == 4 * DEPTH
 
 
@@ -338,9 +338,9 @@ def test_megatron_init_and_forward(head_dim):
     specs, base = specs_of(megatron), specs_of(megatron, width=BASE)
     for name, spec in specs.items():
         if len(spec.shape) == 2:
-            theirs = 1.0 if is_vector_like(name, spec.shape) else M**-0.5
-            ours = spec.factors(parameterization("mup"), "adam").init * (base[name].fan_in / spec.fan_in) ** 0.5
-            assert ours == pytest.approx(theirs, rel=1e-12), name
+            published = 1.0 if is_vector_like(name, spec.shape) else M**-0.5
+            std = spec.factors(parameterization("mup"), "adam").init * (base[name].fan_in / spec.fan_in) ** 0.5
+            assert std == pytest.approx(published, rel=1e-12), name
     p = parameterization("mup", base_head_dim=head_dim or 1)
     forward = p.forward_factors(width=WIDTH, depth=DEPTH, head_dim=16)
     assert forward.output == pytest.approx(1 / M, rel=1e-12)
@@ -447,27 +447,27 @@ def test_nanogpt_groups(alpha):
     """LR, decay and eps of every group, from the unmodified model with tied embeddings: of the weights in its equation
     (the form "mup"), and of the weights that `setup` stores times the factors, by the exact rescaling rule."""
     m = nanogpt_setup(alpha)
-    theirs = {name: completep_group(name, alpha) for name in m.specs}
+    published = {name: completep_group(name, alpha) for name in m.specs}
     p = m.parameterization.in_form("mup")
-    ours = factors_of(p, m.specs, "adam")
-    assert_equal({name: f.lr for name, f in ours.items()}, {name: lr for name, (lr, _) in theirs.items()})
-    decayed = [name for name, (_, decay) in theirs.items() if decay]
+    factors = factors_of(p, m.specs, "adam")
+    assert_equal({name: f.lr for name, f in factors.items()}, {name: lr for name, (lr, _) in published.items()})
+    decayed = [name for name, (_, decay) in published.items() if decay]
     assert set(decayed) == {name for name, shape in nanogpt(WIDTH, DEPTH).items() if len(shape) == 2}
-    assert_equal({name: ours[name].decay for name in decayed}, {name: theirs[name][1] for name in decayed})
-    others = theirs.keys() - decayed  # which have no decay there; with one, ours has no factor
-    assert {ours[name].decay for name in others} == {1.0}
+    assert_equal({name: factors[name].decay for name in decayed}, {name: published[name][1] for name in decayed})
+    others = published.keys() - decayed  # which have no decay there; with one, ours has no factor
+    assert {factors[name].decay for name in others} == {1.0}
     # Gradients outside the blocks do not fall with depth, so that our eps there has no power of it.
     inside = {name: name.startswith("transformer.h.") for name in m.specs}
     assert_equal(
-        {name: completep_eps(alpha) / f.eps for name, f in ours.items()},
+        {name: completep_eps(alpha) / f.eps for name, f in factors.items()},
         {name: 1.0 if inside[name] else M_L**-alpha for name in m.specs},
     )
     assert m.parameterization.form == "absorbed"
     for name, spec in m.specs.items():
         stored = spec.factors(m.parameterization, "adam")
-        times = stored.init / ours[name].init  # an array where only the queries are stored times a factor
-        np.testing.assert_allclose(stored.lr, theirs[name][0] * times, rtol=1e-12, err_msg=name)
-        np.testing.assert_allclose(stored.eps, ours[name].eps / times, rtol=1e-12, err_msg=name)
+        times = stored.init / factors[name].init  # an array where only the queries are stored times a factor
+        np.testing.assert_allclose(stored.lr, published[name][0] * times, rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(stored.eps, factors[name].eps / times, rtol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
@@ -495,9 +495,9 @@ def test_nanogpt_training(x64):
         steps = {name: -rate * lr * (directions[name] + decay * wd * params[name]) for name, (lr, wd) in groups.items()}
         return steps, state
 
-    theirs = optax.GradientTransformation(adam.init, update)
+    published_tx = optax.GradientTransformation(adam.init, update)
     matrices = {name: len(spec.shape) == 2 for name, spec in m.specs.items()}
-    ours = m.optimizer("adamw", rate, b2=0.95, eps=eps, weight_decay=decay, mask=matrices)
+    depthmup_tx = m.optimizer("adamw", rate, b2=0.95, eps=eps, weight_decay=decay, mask=matrices)
 
     def losses(logits, tx, params):
         def loss(params):
@@ -511,8 +511,10 @@ def test_nanogpt_training(x64):
 
         return jax.lax.scan(step, (params, tx.init(params)), length=6)[1]
 
-    expected = losses(lambda params: nanogpt_logits(params, TOKENS, *forward), theirs, params)
-    np.testing.assert_allclose(losses(lambda params: m.apply(params, TOKENS), ours, stored), expected, rtol=1e-11)
+    expected = losses(lambda params: nanogpt_logits(params, TOKENS, *forward), published_tx, params)
+    np.testing.assert_allclose(
+        losses(lambda params: m.apply(params, TOKENS), depthmup_tx, stored), expected, rtol=1e-11
+    )
     assert expected[-1] < expected[0] - 0.3
 
 
@@ -584,17 +586,19 @@ def test_unit_scaling_rates(family, constraint):
     names = [name for name in specs if not name.startswith("layers.") or f".{DEPTH - 1}.mlp" in name]
     p = parameterization("depth_mup").in_form("canonical")
 
-    def theirs(name, width, depth):
+    def published_rate(name, width, depth):
         shape = unit_scaled(width, depth)[name]
         rate = unit_scaled_rate(name, shape, depth, family, constraint)
         return rate * (unit_scaled_gradient(name, shape, width, depth, constraint) if family == "sgd" else 1.0)
 
     def ratio(name):
-        return theirs(name, WIDTH, DEPTH) / theirs(at_the_base(name), BASE, BASE_L)
+        return published_rate(name, WIDTH, DEPTH) / published_rate(at_the_base(name), BASE, BASE_L)
 
-    ours = {name: specs[name].factors(p, family).lr / before[at_the_base(name)].factors(p, family).lr for name in names}
+    rates = {
+        name: specs[name].factors(p, family).lr / before[at_the_base(name)].factors(p, family).lr for name in names
+    }
     expected = {name: ratio(name) * (M**0.5 if name == "embedding.weight" else 1) for name in names}
-    assert_equal(ours, expected)
+    assert_equal(rates, expected)
     assert len(names) == 3 + 4
 
 
@@ -603,8 +607,8 @@ def test_unit_scaling_rate_of_depth():
     specs, p = specs_of(unit_scaled), parameterization("depth_mup")
     inside = {name: spec for name, spec in specs.items() if name.startswith("layers.")}
     width = {name: f.lr for name, f in factors_of(parameterization("mup"), inside, "adam").items()}
-    ours = {name: f.lr / width[name] for name, f in factors_of(p, inside, "adam").items()}
-    assert_equal(ours, dict.fromkeys(inside, DEPTH**-0.5 / BASE_L**-0.5))
+    rates = {name: f.lr / width[name] for name, f in factors_of(p, inside, "adam").items()}
+    assert_equal(rates, dict.fromkeys(inside, DEPTH**-0.5 / BASE_L**-0.5))
 
 
 @pytest.mark.parametrize("depth", [BASE_L, DEPTH])
@@ -612,8 +616,8 @@ def test_unit_scaling_branches(depth):
     """Without the divisions of the stream, every branch enters it with the factor depth^-1/2."""
     stream = np.cumprod([1.0, *((1 + tau(i, depth) ** 2) ** 0.5 for i in range(2 * depth))])
     branches = [tau(i, depth) * stream[i] for i in range(2 * depth)]
-    ours = dm.parameterization("depth_mup").forward_factors(width=WIDTH, depth=depth).branch
-    assert branches == pytest.approx([ours] * 2 * depth, rel=1e-12)
+    factor = dm.parameterization("depth_mup").forward_factors(width=WIDTH, depth=depth).branch
+    assert branches == pytest.approx([factor] * 2 * depth, rel=1e-12)
 
 
 # --- modula-systems/modula ede2ba7: modula/abstract.py (CompositeModule.dualize), atom.py, compound.py (GPT)
@@ -655,7 +659,7 @@ def test_modula():
     rates, stds = {}, {}
     for name, spec in specs.items():
         small = re.sub(r"blocks\.\d+", "blocks.0", name)
-        ours = (p.in_form("absorbed") if spec.role == "readout" else p).leaf(
+        factors = (p.in_form("absorbed") if spec.role == "readout" else p).leaf(
             role=spec.role,
             in_branch=spec.in_branch,
             width=WIDTH,
@@ -664,9 +668,9 @@ def test_modula():
             family="adam" if spec.role == "input" else "muon",
         )
         update = modula_update(name, spec.shape, DEPTH) / modula_update(small, before[small], BASE_L)
-        rates[name] = ours.lr, update
+        rates[name] = factors.lr, update
         std = modula_std(name, spec.shape) / modula_std(small, before[small])
-        stds[name] = ours.init * (base[small].fan_in / spec.fan_in) ** 0.5, std
+        stds[name] = factors.init * (base[small].fan_in / spec.fan_in) ** 0.5, std
     for pairs in (rates, stds):
         assert_equal(*({name: pair[side] for name, pair in pairs.items()} for side in (0, 1)))
     branch = p.forward_factors(width=WIDTH, depth=DEPTH).branch
@@ -689,12 +693,12 @@ def test_marin_width(recipe):
     do; c_adamc, whose decay and eps have no factor, has our decay="coupled"."""
     specs = specs_of(megatron)
     lr, eps, decay = MARIN[recipe]
-    for name, ours in factors_of(parameterization("mup"), specs, "adam").items():
+    for name, factors in factors_of(parameterization("mup"), specs, "adam").items():
         hidden = specs[name].role == "hidden"
-        assert lr == pytest.approx(ours.lr if hidden else ours.lr / M, rel=1e-12), name
-        assert eps == pytest.approx(ours.eps * (M if recipe == "c_adamc" else 1), rel=1e-12), name
+        assert lr == pytest.approx(factors.lr if hidden else factors.lr / M, rel=1e-12), name
+        assert eps == pytest.approx(factors.eps * (M if recipe == "c_adamc" else 1), rel=1e-12), name
         share = {"completed_cadamc": 1.0, "c_adamc": 1 / M}[recipe]
-        assert decay == pytest.approx(share * ours.decay * (1 if hidden else M), rel=1e-12), name
+        assert decay == pytest.approx(share * factors.decay * (1 if hidden else M), rel=1e-12), name
 
 
 def test_marin_depth():
@@ -703,8 +707,8 @@ def test_marin_depth():
     p = dm.parameterization("depth_mup", lr_depth=0.0)
     assert p.forward_factors(width=WIDTH, depth=4).branch == pytest.approx(0.5, rel=1e-12)
     specs = specs_of(megatron)
-    ours = factors_of(p, specs, "adam")
+    factors = factors_of(p, specs, "adam")
     assert_equal(
-        {name: f.lr for name, f in ours.items()},
+        {name: f.lr for name, f in factors.items()},
         {name: f.lr for name, f in factors_of(dm.parameterization("mup"), specs, "adam").items()},
     )

@@ -260,8 +260,8 @@ class Branches:
 
     def over_depths(self, name, seeds):
         """{quantity: (depths, seeds)}"""
-        found = [self.measured(name, depth, seeds) for depth in DEPTHS]
-        return {quantity: np.array([at[quantity] for at in found]) for quantity in found[0]}
+        at_depths = [self.measured(name, depth, seeds) for depth in DEPTHS]
+        return {quantity: np.array([at[quantity] for at in at_depths]) for quantity in at_depths[0]}
 
 
 def notebook():
@@ -274,12 +274,12 @@ def test_completep_updates(alpha, x64):
     """The norm of the weight's update follows depth as the published one does, within 1.5%, on other data. eps is not
     small beside these gradients, so that this sees its factors as well as those of the learning rate. The change of
     the layer to first order has the slope that the figure shows."""
-    found = notebook().over_depths(RULES[alpha], seeds=4)
-    update, published = found["update"].mean(1), np.array(PUBLISHED_UPDATES[alpha])
+    quantities = notebook().over_depths(RULES[alpha], seeds=4)
+    update, published = quantities["update"].mean(1), np.array(PUBLISHED_UPDATES[alpha])
     np.testing.assert_allclose(update / update[0], published / published[0], rtol=0.015)
     np.testing.assert_allclose(update[0], published[0], rtol=0.06)
     _, low, high = PUBLISHED_SLOPES[alpha]
-    assert low < slope(found["change"]).low < slope(found["change"]).high < high
+    assert low < slope(quantities["change"]).low < slope(quantities["change"]).high < high
 
 
 def test_completep_figure_is_of_the_first_order(x64):
@@ -288,11 +288,11 @@ def test_completep_figure_is_of_the_first_order(x64):
     have two. What remains is of the first order: the published median is 2.8e-5 at the base depth, and this formula
     gives 3.0e-5 here, where the change itself is 2.5e-5. With the right term the median distance is at rounding,
     1e-15, since few ReLUs switch at such a step."""
-    found = notebook().measured("depth_mup", depth=2, seeds=50)
+    quantities = notebook().measured("depth_mup", depth=2, seeds=50)
     low, median, high = PUBLISHED_DISTANCE
-    assert low < np.median(found["notebook"]) < high
-    assert 2 / 3 < np.median(found["notebook"]) / median < 3 / 2
-    assert np.median(found["of one neuron"]) < 1e-13 < 1e-6 < np.median(found["change"])
+    assert low < np.median(quantities["notebook"]) < high
+    assert 2 / 3 < np.median(quantities["notebook"]) / median < 3 / 2
+    assert np.median(quantities["of one neuron"]) < 1e-13 < 1e-6 < np.median(quantities["change"])
 
 
 @pytest.mark.parametrize("alpha", RULES)
@@ -304,15 +304,15 @@ def test_completep_linearization(activation, order, alpha, x64):
     activation, depth^-1, and of its power 3/2 for ReLU with its kinks, depth^-3/4. Divided by the layer's change and
     not by its output it falls as depth^-1/2 and depth^-1/4."""
     network = Branches(128, 64, rate=0.1, eps=1e-30, size=1.0, activation=getattr(jax.nn, activation))
-    found = network.over_depths(RULES[alpha], seeds=4)
+    quantities = network.over_depths(RULES[alpha], seeds=4)
     for quantity, exponent in {"change": 1.0, "distance": order}.items():
-        _, low, high = slope(found[quantity])
+        _, low, high = slope(quantities[quantity])
         if alpha:
             assert exponent * (alpha - 1) - 0.15 < low < high < exponent * (alpha - 1) + 0.15, quantity
         else:
             assert -0.1 < low < high < 0.2, quantity
     if alpha == 0.5:
-        assert slope(found["distance"]).high < -0.6
+        assert slope(quantities["distance"]).high < -0.6
 
 
 # --- NVIDIA/Megatron-LM d98e8a64: cases of tests/unit_tests/transformer/test_mup.py that tests/test_oracles.py lacks

@@ -75,7 +75,7 @@ def test_training_is_that_with_explicit_factors(name, x64):
     x = x if x.dtype == jnp.int32 or x.dtype == jnp.int64 else jnp.asarray(x, jnp.float64)
     m = setup(lambda w, d: model(w, d, (1.0, 1.0, 1.0)), x, gamma0=2.0, beta0=0.7)
     params, state = double(m.model.init(KEY))
-    own = m.model.join(dm.rescale(m.parameterization, m.specs, params), state)
+    rescaled = m.model.join(dm.rescale(m.parameterization, m.specs, params), state)
     p = dm.parameterization(
         "depth_mup", base_width=BASE[0], base_depth=BASE[1], base_head_dim=BASE[0] // 2 if head_dim else 1,
         gamma0=2.0, beta0=0.7,
@@ -103,10 +103,10 @@ def test_training_is_that_with_explicit_factors(name, x64):
         return np.array(losses)
 
     options = {"weight_decay": 0.1, "eps": 1e-3}
-    ours = train(own, m.apply, m.optimizer("adamw", 1e-2, **options))
-    theirs = train(reference, changed.apply, dm.optimizer(p, specs, "adamw", 1e-2, **options))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
-    assert ours[-1] != ours[0]
+    absorbed_losses = train(rescaled, m.apply, m.optimizer("adamw", 1e-2, **options))
+    explicit_losses = train(reference, changed.apply, dm.optimizer(p, specs, "adamw", 1e-2, **options))
+    np.testing.assert_allclose(absorbed_losses, explicit_losses, rtol=1e-10)
+    assert absorbed_losses[-1] != absorbed_losses[0]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -123,9 +123,9 @@ def test_wrap():
     """A transformation of Optax is as the optimizer of the same name, for variables too."""
     m = setup(residual)
     variables = m.init(KEY)
-    ours = m.wrap(optax.adamw(0.1, weight_decay=0.1))
-    theirs = m.optimizer("adamw", 0.1, weight_decay=0.1)
-    one, two = (tx.update(variables, tx.init(variables), variables)[0] for tx in (ours, theirs))
+    wrapped = m.wrap(optax.adamw(0.1, weight_decay=0.1))
+    named = m.optimizer("adamw", 0.1, weight_decay=0.1)
+    one, two = (tx.update(variables, tx.init(variables), variables)[0] for tx in (wrapped, named))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), one, two)
     with pytest.warns(UserWarning, match="family"):
         m.wrap(optax.sgd(0.1), family="adam")
@@ -361,8 +361,8 @@ def test_head_size_of_the_base(name):
     assert m.parameterization.base_head_dim == (4 if name == "mup" else 1)
     places = str(m.explain())
     assert ("attention factor 0.7071 / sqrt(head_dim) inside q_*/bias, " in places) == (name == "mup")
-    own = setup(lambda w, d: Transformer(w, d), TOKENS, name=name, base_head_dim=2)
-    assert own.parameterization.base_head_dim == 2
+    with_base = setup(lambda w, d: Transformer(w, d), TOKENS, name=name, base_head_dim=2)
+    assert with_base.parameterization.base_head_dim == 2
 
 
 def test_parts_of_a_kernel_grow_with_it():
@@ -396,14 +396,14 @@ def test_init_that_does_not_scale():
     shape = {"width": 256, "depth": 2, "base": (64, 2)}
     with pytest.warns(
         dm.SetupWarning, match=r"block_\*/kernel \(hidden\): std ~ width\^-?0.0\d .*, needed width\^-0.5"
-    ) as given:
+    ) as caught:
         m = dm.setup("depth_mup", factory, X, **shape)
-    assert given[0].filename == __file__
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dm.setup("depth_mup", factory, X, fan_in_init=False, **shape)
         corrected = dm.setup("depth_mup", factory, X, fan_in_init=True, **shape)
-    plain, scaled = (jax.jit(own.init)(KEY)["params"] for own in (m, corrected))
+    plain, scaled = (jax.jit(variant.init)(KEY)["params"] for variant in (m, corrected))
     np.testing.assert_allclose(scaled["block_0"]["kernel"], plain["block_0"]["kernel"] / 2, rtol=0.02)
     np.testing.assert_allclose(scaled["head"]["kernel"], plain["head"]["kernel"] / 2, rtol=0.1)
     np.testing.assert_array_equal(scaled["read_in"]["kernel"], plain["read_in"]["kernel"])
@@ -413,7 +413,7 @@ def test_init_that_does_not_scale():
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "says"),
+    ("settings", "options", "message"),
     [
         ({"lr_depth": 0.0}, {}, r"depth\^-0.5 the family 'adam' needs depth\^-0.5, the default: leave lr_depth out"),
         ({"lr_depth": -1.5}, {}, r"lr_depth=-1.5 makes the learning rate of block_0/down/bias and all in branches"),
@@ -424,8 +424,8 @@ def test_init_that_does_not_scale():
         ),
     ],
 )
-def test_rules_that_do_not_belong_together(settings, options, says):
-    with pytest.warns(dm.SetupWarning, match=says):
+def test_rules_that_do_not_belong_together(settings, options, message):
+    with pytest.warns(dm.SetupWarning, match=message):
         setup(residual, **settings).optimizer("adamw", 1e-3, **options)
 
 
@@ -445,7 +445,7 @@ def test_features_are_what_the_readout_is_applied_to():
     """The changes are those of `dm.probe` on the same model with explicit factors and a sown feature."""
     m = setup(residual)
     p = m.parameterization.in_form("mup")
-    ours = m.probe(loss, (X, Y), "adam", 1e-3)
+    setup_probe = m.probe(loss, (X, Y), "adam", 1e-3)
     specs, _ = explicit(lambda w, d, f: Residual(w, d, factors=f), (X,), p)
 
     def model(factors):
@@ -462,14 +462,14 @@ def test_features_are_what_the_readout_is_applied_to():
             logits = model(factors).apply({"params": params}, batch[0])
         return {"hidden": hidden[0], "logits": logits}
 
-    theirs = dm.probe(
+    explicit_probe = dm.probe(
         p, specs, init=lambda key: Residual(WIDTH, DEPTH).init(key, X)["params"],
         loss=lambda params, batch, f: loss(model(f).apply({"params": params}, batch[0]), batch[1]),
         features=features, optimizer="adam", learning_rate=1e-3, batch=(X, Y),
     )  # fmt: skip
-    assert ours.groups == theirs.groups
+    assert setup_probe.groups == explicit_probe.groups
     groups = ("all", "branch/hidden", "input", "readout")
-    changes, expected = (feature_changes(probe, groups, 2, range(3)) for probe in (ours, theirs))
+    changes, expected = (feature_changes(probe, groups, 2, range(3)) for probe in (setup_probe, explicit_probe))
     for group in groups[:3]:
         for quantity in ("hidden", "logits"):
             np.testing.assert_allclose(changes[group][quantity], expected[group][quantity], rtol=1e-3)
@@ -505,11 +505,11 @@ def test_check():
 
 
 def test_bad_input():
-    for factory, says in (
+    for factory, message in (
         (lambda w, d: {"w": jnp.zeros((w, w))}, "gives a dict, which is neither a Linen module nor a Haiku transform"),
         (lambda w, d, key: {"w": jnp.zeros((w, w))}, "cannot be called: pass call="),
     ):
-        with pytest.raises(TypeError, match=says):
+        with pytest.raises(TypeError, match=message):
             setup(factory)
     with pytest.raises(TypeError, match="for models that are called themselves"):
         setup(residual, call=forward)
@@ -647,14 +647,14 @@ class Closed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "message"),
     [
         ("mlp", r"a block with w_0 lies in a jax.lax.cond, into which .* or a scan .* take `factors`"),
         ("while", r"a block with w lies in a jax.lax.while_loop, into which .* or a scan .* take `factors`"),
     ],
 )
-def test_blocks_that_the_forward_pass_is_not_followed_into(kind, says):
-    with pytest.raises(dm.ForwardError, match=says):
+def test_blocks_that_the_forward_pass_is_not_followed_into(kind, message):
+    with pytest.raises(dm.ForwardError, match=message):
         setup(lambda w, d: Closed(w, d, kind))
     setup(lambda w, d: Closed(w, d, kind), name="mup")  # it has no branch factor
 
@@ -994,10 +994,10 @@ def test_streams_of_any_name():
 
 def warned(make):
     """The texts of the SetupWarnings."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make()
-    return [str(one.message) for one in told if one.category is dm.SetupWarning]
+    return [str(one.message) for one in caught if one.category is dm.SetupWarning]
 
 
 class Predictor(nn.Module):
@@ -1297,8 +1297,8 @@ def test_an_update_on_which_nothing_depends():
 def test_no_branches():
     factory = lambda w, d: Joined(w, d)  # noqa: E731
     alone = {"residual": False, "overrides": {"head/kernel": "readout"}}
-    (said,) = warned(lambda: setup(factory, **alone))
-    assert "no parameter is in one: depth changes nothing" in said
+    (message,) = warned(lambda: setup(factory, **alone))
+    assert "no parameter is in one: depth changes nothing" in message
     assert not warned(lambda: setup(factory, name="mup", **alone))
 
 
@@ -1327,12 +1327,12 @@ def test_factors_that_a_model_ignores():
     every = ("branch", "output", "attention")
     of = lambda uses: lambda w, d: Injected(w, d, uses, w // 2)  # noqa: E731
     assert not warned(lambda: setup(of(every), TOKENS))
-    (said,) = warned(lambda: setup(of(("branch", "output")), TOKENS))
-    assert "does not use factors.attention (as in softmax(factors.attention * q k), without 1/sqrt(head_dim)" in said
-    assert "factors.branch" not in said
-    (said,) = warned(lambda: setup(of(("attention",)), TOKENS))
-    assert "factors.branch (as in " in said
-    assert "factors.output (as in " in said
+    (message,) = warned(lambda: setup(of(("branch", "output")), TOKENS))
+    assert "does not use factors.attention (as in softmax(factors.attention * q k), without 1/sqrt(head_dim)" in message
+    assert "factors.branch" not in message
+    (message,) = warned(lambda: setup(of(("attention",)), TOKENS))
+    assert "factors.branch (as in " in message
+    assert "factors.output (as in " in message
     assert not warned(lambda: setup(of(every), TOKENS, name="sp"))
     assert not warned(lambda: setup(lambda w, d: ResidualMLP(width=w, depth=d, outputs=5)))  # without attention
 
@@ -1363,8 +1363,8 @@ def test_one_attention_factor_is_for_heads_of_one_size():
 
 
 def test_wrap_has_the_words_of_optimizer():
-    (said,) = warned(lambda: setup(residual, lr_depth=0.0).wrap(optax.adamw(1e-3)))
-    assert "the family 'adam' needs depth^-0.5" in said
+    (message,) = warned(lambda: setup(residual, lr_depth=0.0).wrap(optax.adamw(1e-3)))
+    assert "the family 'adam' needs depth^-0.5" in message
     assert not warned(lambda: setup(residual, lr_depth=0.0).wrap(optax.sgd(1e-3)))
 
 
@@ -1385,8 +1385,8 @@ class Divided(nn.Module):
 
 def test_a_warning_is_given_once():
     """For all blocks, and for all shapes of a setup."""
-    (said,) = warned(lambda: setup(lambda w, d: Divided(w, d), base=(64, 4), fan_in_init=None))
-    assert re.findall(r"\n  (\S+) ", said) == ["block_*/kernel"]
+    (message,) = warned(lambda: setup(lambda w, d: Divided(w, d), base=(64, 4), fan_in_init=None))
+    assert re.findall(r"\n  (\S+) ", message) == ["block_*/kernel"]
     m = setup(residual, lr_depth=0.0)
     assert len(warned(lambda: [m.at(w, 4).optimizer("adam", 1e-3) for w in (8, 16)])) == 1
 
@@ -1576,11 +1576,11 @@ def test_am_mup_of_branches_of_several_layers():
     }
     results = (Path(__file__).parent.parent / "docs" / "results.md").read_text()
     for name, (factory, inputs, options, last) in two.items():
-        (said,) = warned(lambda: setup(factory, *inputs, name="am_mup", **options))  # noqa: B023
-        ways = dict(re.findall(r"(lr_depth|branch_init)=('.*?'|\S+?)(?=[ ;,]|$)", said))
+        (message,) = warned(lambda: setup(factory, *inputs, name="am_mup", **options))  # noqa: B023
+        ways = dict(re.findall(r"(lr_depth|branch_init)=('.*?'|\S+?)(?=[ ;,]|$)", message))
         assert ways.keys() == {"lr_depth", "branch_init"} - (set() if last else {"branch_init"}), name
         assert ast.literal_eval(ways.get("branch_init", "None")) == last
-        for measured in re.findall(r"depth\^(\S+ \[.*?\])", said):
+        for measured in re.findall(r"depth\^(\S+ \[.*?\])", message):
             assert measured in results
         for way, value in ways.items():
             again = {**options, way: ast.literal_eval(value)}
@@ -1598,8 +1598,8 @@ def test_am_mup_of_layers_behind_a_norm():
 
 
 def test_am_mup_has_no_branch_for_beta0():
-    (said,) = warned(lambda: setup(lambda w, d: Plain(w, d), name="am_mup", beta0=2.0))
-    assert "beta0=2 multiplies residual branches, but no parameter is in one" in said
+    (message,) = warned(lambda: setup(lambda w, d: Plain(w, d), name="am_mup", beta0=2.0))
+    assert "beta0=2 multiplies residual branches, but no parameter is in one" in message
 
 
 # What depth counts
@@ -1626,14 +1626,14 @@ def test_depth_that_is_no_number_of_blocks(name):
     """The words have both numbers, and their way out ends them; two branches in a block are as many blocks."""
     extra = lambda w, d: Stages(w, d, True)  # noqa: E731
     inside = {"overrides": {"block_*": "branch"}}
-    (said,) = warned(lambda: setup(extra, name=name, **inside))
-    assert "depth 2 and 4 are said to be 2 and 4 residual blocks, but the forward pass has 3 and 5" in said
-    blocks = eval(re.search(r"blocks=(lambda depth: .*?) counts", said)[1])
+    (message,) = warned(lambda: setup(extra, name=name, **inside))
+    assert "depth 2 and 4 are said to be 2 and 4 residual blocks, but the forward pass has 3 and 5" in message
+    blocks = eval(re.search(r"blocks=(lambda depth: .*?) counts", message)[1])
     assert [blocks(depth) for depth in (2, 4, 9)] == [3, 5, 10]
     assert not warned(lambda: setup(extra, name=name, blocks=blocks, **inside))
     stages = lambda w, d: Stages(w, d)  # noqa: E731
-    (said,) = warned(lambda: setup(stages, name=name, **inside))
-    assert "has 5 and 14 residual additions: the rule of depth takes m_L = 2 for what is 2.8" in said
+    (message,) = warned(lambda: setup(stages, name=name, **inside))
+    assert "has 5 and 14 residual additions: the rule of depth takes m_L = 2 for what is 2.8" in message
     assert not warned(lambda: setup(stages, name=name, blocks=lambda depth: sum(range(2, 2 + depth)), **inside))
     assert not warned(lambda: setup(stages, name="mup", **inside))
     alone = {"width": 8, "depth": 2, "base": None}
@@ -1662,8 +1662,8 @@ def test_check_by_path():
     m = setup(pytree, call=forward)
     shapes = {"widths": (8, 16), "depths": (), "seeds": 2, "max_seeds": 2, "steps": (1,)}
     lion = lambda m: m.wrap(optax.lion(1e-3))  # noqa: E731
-    found = {slope.group for slope in m.check(loss, (X, Y), optimizer=lion, groups="path", **shapes).slopes}
-    assert found == {"branch/hidden blocks/*/down", "branch/hidden blocks/*/up", "input read_in", "readout head", "all"}
+    names = {slope.group for slope in m.check(loss, (X, Y), optimizer=lion, groups="path", **shapes).slopes}
+    assert names == {"branch/hidden blocks/*/down", "branch/hidden blocks/*/up", "input read_in", "readout head", "all"}
     with pytest.raises(ValueError, match="unknown groups 'paths'; did you mean 'path'"):
         m.check(loss, (X, Y), groups="paths", **shapes)
 
@@ -1730,11 +1730,11 @@ def test_maximal_update_of_a_linen_network(kind):
     for optimizer in ("sgd", "adam"):
         tx = m.optimizer(optimizer, 1.0)
         by_hand = dm.maximal_update(outputs, value, lambda key: m.init(key)["params"], (X, Y), optimizer=tx, seeds=2)
-        found = m.maximal_update(loss, (X, Y), optimizer=optimizer, seeds=2)
-        np.testing.assert_allclose(found.per_seed, by_hand.per_seed, rtol=1e-5)
-        np.testing.assert_allclose(found.mean_squares, by_hand.mean_squares, rtol=1e-5)
-        assert found.learning_rate == pytest.approx(by_hand.learning_rate, rel=1e-5)
-    assert found.per_seed.shape == (2, 4)
+        update = m.maximal_update(loss, (X, Y), optimizer=optimizer, seeds=2)
+        np.testing.assert_allclose(update.per_seed, by_hand.per_seed, rtol=1e-5)
+        np.testing.assert_allclose(update.mean_squares, by_hand.mean_squares, rtol=1e-5)
+        assert update.learning_rate == pytest.approx(by_hand.learning_rate, rel=1e-5)
+    assert update.per_seed.shape == (2, 4)
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -1754,9 +1754,9 @@ def test_maximal_update_of_our_models(name, scan):
     by_hand = dm.maximal_update(
         outputs, value, lambda key: m.init(key)["params"], (X, Y), optimizer=m.optimizer("sgd", 1.0), seeds=2
     )
-    found = m.maximal_update(loss, (X, Y), seeds=2)
-    np.testing.assert_allclose(found.per_seed, by_hand.per_seed, rtol=1e-5)
-    assert found.per_seed.shape == (2, {"plain": 4, "residual": 5}[name])
+    update = m.maximal_update(loss, (X, Y), seeds=2)
+    np.testing.assert_allclose(update.per_seed, by_hand.per_seed, rtol=1e-5)
+    assert update.per_seed.shape == (2, {"plain": 4, "residual": 5}[name])
 
 
 @pytest.mark.parametrize("name", ["nnx", "equinox", "pytree"])
@@ -1764,8 +1764,8 @@ def test_maximal_update_of_other_frameworks(name):
     """Layers are a read-in and DEPTH blocks; batch norm with its statistics, and single examples under vmap."""
     factory, options = CASES[name]()
     m = setup(factory, width=128, **options)
-    found = m.maximal_update(loss, (X, Y), seeds=2)
-    assert found.per_seed.shape == (2, 1 + DEPTH)
+    update = m.maximal_update(loss, (X, Y), seeds=2)
+    assert update.per_seed.shape == (2, 1 + DEPTH)
     if name != "pytree":
         return
     params, _ = m.fresh(KEY)
@@ -1781,14 +1781,14 @@ def test_maximal_update_of_other_frameworks(name):
     grads = jax.grad(lambda params: loss(forward(params, X), Y))(params)
     after = stream(optax.apply_updates(params, tx.update(grads, tx.init(params), params)[0]))
     changes = [float(jnp.square((b - a) / small).mean()) for a, b in zip(stream(params), after, strict=True)]
-    np.testing.assert_allclose(found.per_seed[0], changes, rtol=0.02)
+    np.testing.assert_allclose(update.per_seed[0], changes, rtol=0.02)
 
 
 def test_maximal_update_of_a_transformer():
     """The stream after each block, which has two branches."""
     m = setup(lambda w, d: Transformer(w, d), TOKENS, width=128)
-    found = m.maximal_update(loss, (TOKENS, jnp.arange(2)), seeds=1, optimizer=lambda m: m.optimizer("adam", 1.0))
-    assert found.per_seed.shape == (1, 1 + DEPTH)
+    update = m.maximal_update(loss, (TOKENS, jnp.arange(2)), seeds=1, optimizer=lambda m: m.optimizer("adam", 1.0))
+    assert update.per_seed.shape == (1, 1 + DEPTH)
 
 
 def test_maximal_update_asks_for_what_it_cannot_see():

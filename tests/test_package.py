@@ -64,7 +64,7 @@ def test_a_path_is_a_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ("digit", r"unknown config 'digit'; did you mean 'digits'\? --help lists all that ship; the path of a file"),
         ("", "unknown config ''"),
@@ -75,8 +75,8 @@ def test_a_path_is_a_path(tmp_path, monkeypatch):
         ("nowhere/mine.py", r"no config file nowhere/mine\.py; --help lists all that ship"),
     ],
 )
-def test_errors_of_find(value, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors_of_find(value, message):
+    with pytest.raises(ValueError, match=message):
         find_config.find(value)
 
 
@@ -113,19 +113,19 @@ def command(site, cwd, *arguments, without):
 
 
 @pytest.mark.parametrize(
-    ("verb", "depth", "says"),
+    ("verb", "depth", "message"),
     [
         ("shrink", 2, "verb 'shrink': give one of train, sweep, check, calibrate, explain, grow, plan, compare"),
         ("train", 0, "model.depth must be at least 1 and less than 1,048,576, got 0"),
     ],
 )
-def test_the_command_finds_configs_in_the_wheel(site, tmp_path, verb, depth, says):
+def test_the_command_finds_configs_in_the_wheel(site, tmp_path, verb, depth, message):
     """A config that imports another one, which imports a third; importing the verbs does not need TensorFlow.
 
     A wrong verb is seen before the verbs are imported, a wrong depth after it.
     """
     words = verb, "--config=patches:vit", f"--config.model.depth={depth}"
-    assert command(site, tmp_path, *words, without="tensorflow").stderr == f"error: {says}\n"
+    assert command(site, tmp_path, *words, without="tensorflow").stderr == f"error: {message}\n"
 
 
 def test_without_the_extra_the_command_names_it(site, tmp_path):
@@ -136,15 +136,15 @@ def test_without_the_extra_the_command_names_it(site, tmp_path):
 
 def test_a_config_finds_its_neighbours(tmp_path):
     """In a folder called configs of its own; the shipped ones are still there."""
-    mine = tmp_path / "configs" / "mine.py"
-    mine.parent.mkdir()
-    mine.with_name("papers.py").write_text("WIDTH = 48")
-    mine.write_text("from configs import default, papers")
+    config = tmp_path / "configs" / "mine.py"
+    config.parent.mkdir()
+    config.with_name("papers.py").write_text("WIDTH = 48")
+    config.write_text("from configs import default, papers")
     program = (
         "import runpy, sys\n"
         "from depthmup import find_config\n"
         "names = runpy.run_path(find_config.paths(['', f'--config={sys.argv[1]}'])[1].partition('=')[2])\n"
         "print(names['papers'].WIDTH, names['default'].get_config().model.width)"
     )
-    done = subprocess.run([sys.executable, "-c", program, mine], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, config], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "48 128\n", done.stderr

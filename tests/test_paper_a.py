@@ -72,21 +72,21 @@ def test_demo_settings(name):
     assert len(trials(ConfigStudy(settings))) <= settings.sweep.max_trials
 
 
-def curve(name, axis, found):
+def curve(name, axis, result):
     trials = pandas.DataFrame(index=range(5))
-    return TransferCurve("sgd", name, "", axis, "learning_rate", "loss", trials, found, 2.3, 2.3, DepthLaws())
+    return TransferCurve("sgd", name, "", axis, "learning_rate", "loss", trials, result, 2.3, 2.3, DepthLaws())
 
 
-def verdict(says):
+def verdict(answer):
     """A result with this verdict."""
     rows = [dict(depth=d, learning_rate=2.0**k, seed=s, loss=1 + 0.1 * k * k) for d in (1, 2) for k in range(-3, 4)
             for s in (0, 1)]  # fmt: skip
     result = transfer(rows, cap=2.3)
-    return result._replace(verdict=says, drift=Drift(0.1, -0.2, 0.4, 0.0), cost=Cost(0.018, 0.004, 0.032))
+    return result._replace(verdict=answer, drift=Drift(0.1, -0.2, 0.4, 0.0), cost=Cost(0.018, 0.004, 0.032))
 
 
 @pytest.mark.parametrize(
-    ("says", "claimed", "agrees"),
+    ("answer", "claimed", "agrees"),
     [
         ("transfers", True, AGREES),
         ("transfers", False, DISAGREES),
@@ -98,11 +98,11 @@ def verdict(says):
         ("nothing learned", False, UNDECIDED),
     ],
 )
-def test_verdicts_on_a_claim(says, claimed, agrees):
-    c = curve("mup", "depth", verdict(says))
+def test_verdicts_on_a_claim(answer, claimed, agrees):
+    c = curve("mup", "depth", verdict(answer))
     assert figure.says(c, claimed) == ("mup over depth: costs at most 1.8% [0.4, 3.2]", agrees)
-    drift = "" if says == "nothing learned" else "+0.10 [-0.20, +0.40]"
-    assert figure.cells(c) == (drift, "1.8% [0.4, 3.2]", says)
+    drift = "" if answer == "nothing learned" else "+0.10 [-0.20, +0.40]"
+    assert figure.cells(c) == (drift, "1.8% [0.4, 3.2]", answer)
 
 
 def test_what_would_decide_an_undecided_curve():
@@ -166,15 +166,15 @@ def test_figures_from_rows(small):
     c = next(c for c in curves if (c.axis, c.parameterization) == ("depth", "depth_mup"))
     of_depth = fig4.losses_over_time(c)
     for depth, losses in of_depth.items():
-        own = c.carried(depth)
-        by_hand = np.mean([np.asarray(curve) for curve in own["curve"]], axis=0) / published.SCALE
+        carried = c.carried(depth)
+        by_hand = np.mean([np.asarray(curve) for curve in carried["curve"]], axis=0) / published.SCALE
         np.testing.assert_allclose(losses, by_hand)
     two = np.array(list(of_depth.values()))
     assert fig4.spread(c, slice(0, 10)) == pytest.approx((two.max(0) / two.min(0) - 1)[:10].max())
     rates, losses = figb3.over_time(c, 4)
     at, seed = list(rates).index(c.carried(4)["learning_rate"].iloc[0]), 1
-    own = np.asarray(c.carried(4).sort_values("seed")["curve"].iloc[seed]) / published.SCALE
-    np.testing.assert_allclose(losses[:, at, seed], own.reshape(10, 4).mean(axis=1))
+    carried = np.asarray(c.carried(4).sort_values("seed")["curve"].iloc[seed]) / published.SCALE
+    np.testing.assert_allclose(losses[:, at, seed], carried.reshape(10, 4).mean(axis=1))
 
 
 def test_unfinished_figures_say_so(small, tmp_path, monkeypatch):
@@ -216,9 +216,9 @@ def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, c
     monkeypatch.setattr("sys.argv", ["paper_a"])
     command.main(paper)
     assert "### Figure 1" in (tmp_path / "results.md").read_text()
-    said = capsys.readouterr().out
-    assert "best learning rate at depth" in said
-    assert fig1.EXPERIMENT.outcome(page.read(paper)).number in said
+    printed = capsys.readouterr().out
+    assert "best learning rate at depth" in printed
+    assert fig1.EXPERIMENT.outcome(page.read(paper)).number in printed
     assert {path.name for path in (tmp_path / "images" / "paper_a").iterdir()} == {"fig1_width.png", "fig1_depth.png"}
     more = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, seeds=4),
                                data=dataclasses.replace(settings.data, name="folder"))  # fmt: skip
@@ -287,7 +287,7 @@ def test_figure_1_on_planted_optima():
 
 
 @pytest.mark.parametrize(
-    ("plain", "beta0", "says"),
+    ("plain", "beta0", "expected"),
     [
         (("mup",), ("mup",), AGREES),
         ((), (), AGREES),  # both transfer: the scaled networks do
@@ -295,9 +295,9 @@ def test_figure_1_on_planted_optima():
         (("mup",), ("depth_mup",), DISAGREES),
     ],
 )
-def test_figure_2_on_planted_optima(plain, beta0, says):
+def test_figure_2_on_planted_optima(plain, beta0, expected):
     sweeps = {"resnet": planted("resnet", falling(*plain)), "resnet_beta0": planted("resnet_beta0", falling(*beta0))}
-    assert fig2.outcome(sweeps).verdict == says
+    assert fig2.outcome(sweeps).verdict == expected
 
 
 def test_figure_3_on_planted_optima():
@@ -317,9 +317,9 @@ def test_figure_3_on_planted_optima():
 
     assert fig3.outcome(stays | drifts(("layer", "mup", None))).verdict == DISAGREES
     assert fig3.outcome(stays | drifts(("none", "mup", None))).verdict == AGREES
-    ours = drifts(("none", "depth_mup", -0.5))
-    assert fig3.outcome(stays | ours).verdict == AGREES
-    assert (fig3.RULE.outcome(stays).verdict, fig3.RULE.outcome(ours).verdict) == (AGREES, DISAGREES)
+    drifting = drifts(("none", "depth_mup", -0.5))
+    assert fig3.outcome(stays | drifting).verdict == AGREES
+    assert (fig3.RULE.outcome(stays).verdict, fig3.RULE.outcome(drifting).verdict) == (AGREES, DISAGREES)
     flat = stays | {"vit": planted("vit", lambda row: -8, floor=lambda row: 1 + 0.1 * np.log2(row["depth"]))}
     assert fig3.outcome(flat).verdict == UNDECIDED
     assert fig3.outcome(flat).number.startswith("scaled, layer norm: best loss ")
@@ -387,10 +387,10 @@ def test_figure_b2_on_planted_optima():
 
 
 @pytest.mark.parametrize(
-    ("early", "late", "says"),
+    ("early", "late", "expected"),
     [(0.02, 0.02, AGREES), (-0.02, 0.0, DISAGREES), (0.0, 0.0, UNDECIDED), (0.02, -0.02, UNDECIDED)],
 )
-def test_figure_m1_on_planted_losses(early, late, says):
+def test_figure_m1_on_planted_losses(early, late, expected):
     """Losses that rise by these shares a doubling of depth under depth_mup and fall so under depth_ode."""
 
     def slope(share):
@@ -401,7 +401,7 @@ def test_figure_m1_on_planted_losses(early, late, says):
         "zero_init_early": planted("zero_init_early", lambda row: -1.5, early=lambda row: 2 * slope(early)(row)),
     }
     outcome = figm1.outcome(sweeps)
-    assert outcome.verdict == says
+    assert outcome.verdict == expected
     assert "at 2^-1.5" in figm1.between(sweeps)
     assert set(figm1.pictures(sweeps)) == {"figm1", "figm1_dynamics"}
 

@@ -102,18 +102,18 @@ def measure(names, depths, exponent=None, edge=-1.0):
 
     names: or {name: exponent of both}.
     """
-    found = {}
+    measurements = {}
     for name, power in (names if exponent is None else dict.fromkeys(names, exponent)).items():
-        found[name] = {}
+        measurements[name] = {}
         for depth in depths:
             layers = 2 * np.arange(1, depth + 2) / (depth + 2)  # their mean is 1
             changes = np.tile(depth ** (-2.0 * power) * layers, (4, 1))
-            found[name][depth] = {
+            measurements[name][depth] = {
                 "changes": changes.tolist(),
                 "squares": np.ones_like(changes).tolist(),
                 "log2_edges": [(edge if exponent is not None else power) * math.log2(depth)] * 4,
             }
-    at_start.FILE.write_text(json.dumps(found))
+    at_start.FILE.write_text(json.dumps(measurements))
 
 
 # --- what is promised of every figure
@@ -193,9 +193,9 @@ def test_ingredients_are_what_they_say():
 
 
 def test_the_depths_have_the_anchors():
-    found = fit.segmented(networks.ANCHORED, [depth**-1.5 for depth in networks.ANCHORED])
-    assert [segment.name for segment in found] == ["A", "B", "C"]
-    assert min(len(segment.depths) for segment in found) >= 2
+    segments = fit.segmented(networks.ANCHORED, [depth**-1.5 for depth in networks.ANCHORED])
+    assert [segment.name for segment in segments] == ["A", "B", "C"]
+    assert min(len(segment.depths) for segment in segments) >= 2
     assert set(networks.SHORT) <= set(networks.ANCHORED)
 
 
@@ -206,22 +206,22 @@ def test_the_depths_have_the_anchors():
 @pytest.mark.parametrize("measured", exponents.MEASURES)
 def test_planted_exponents_come_out(exponent, measured):
     sweep = planted("full_baseline", exponent)
-    found = exponents.along_depth(sweep, measured)
-    law = exponents.of_optima(found)
+    result = exponents.along_depth(sweep, measured)
+    law = exponents.of_optima(result)
     assert law.exponent == pytest.approx(exponent, abs=0.05)
     assert law.low <= exponent <= law.high
     assert law.depths.tolist() == list(networks.FULL_DEPTHS)
-    assert exponents.words(found) == exponents.text(law)  # all depths count, and none is at the edge
+    assert exponents.words(result) == exponents.text(law)  # all depths count, and none is at the edge
 
 
 def test_the_edge_has_an_exponent_of_its_own():
     sweep = planted("full_baseline", -0.5, cliff=lambda row: 2.3 - 0.5 * math.log2(row["depth"]))
-    found = exponents.along_depth(sweep)
-    assert exponents.of_edges(found).exponent == pytest.approx(-1.0, abs=0.1)
-    at_edge = [depth for depth, o in zip(found.values, found.optima, strict=True) if o.at_edge]
+    result = exponents.along_depth(sweep)
+    assert exponents.of_edges(result).exponent == pytest.approx(-1.0, abs=0.1)
+    at_edge = [depth for depth, o in zip(result.values, result.optima, strict=True) if o.at_edge]
     assert 24 in at_edge
     assert 2 not in at_edge
-    assert f"({len(at_edge)} at the edge)" in exponents.words(found)
+    assert f"({len(at_edge)} at the edge)" in exponents.words(result)
 
 
 def test_the_first_steps_have_a_law_of_their_own():
@@ -234,37 +234,37 @@ def test_the_first_steps_have_a_law_of_their_own():
 
 def test_no_exponent_from_fewer_than_five_depths():
     sweep = planted("screen_baseline", -1.5)
-    found = exponents.along_depth(sweep, depths=(2, 4, 8, 16))
-    assert exponents.of_optima(found) is None
-    assert exponents.of_edges(found) is None
-    assert exponents.against(found) == UNDECIDED
-    assert exponents.words(found) == "4 of 4 depths count"
+    result = exponents.along_depth(sweep, depths=(2, 4, 8, 16))
+    assert exponents.of_optima(result) is None
+    assert exponents.of_edges(result) is None
+    assert exponents.against(result) == UNDECIDED
+    assert exponents.words(result) == "4 of 4 depths count"
     assert exponents.of_optima(exponents.along_depth(sweep)) is not None
 
 
-@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
-def test_against_the_claim(exponent, says):
-    assert exponents.against(exponents.along_depth(planted("screen_baseline", exponent))) == says
+@pytest.mark.parametrize(("exponent", "expected"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
+def test_against_the_claim(exponent, expected):
+    assert exponents.against(exponents.along_depth(planted("screen_baseline", exponent))) == expected
 
 
 def test_a_wide_interval_is_undecided():
     """Optima that scatter about the line: -3/2 is inside, and so are its rivals."""
     jumps = {2: 1.6, 4: -0.9, 8: 0.6, 16: -1.5, 24: 1.2}
     scattered = planted("screen_baseline", lambda row: -1.5 + jumps[row["depth"]] / math.log2(row["depth"]))
-    found = exponents.along_depth(scattered)
-    own = exponents.of_optima(found)
-    assert own.low < -1.5 < own.high
-    assert own.high - own.low > 2 * exponents.CLOSE
-    assert exponents.against(found) == UNDECIDED
+    result = exponents.along_depth(scattered)
+    law = exponents.of_optima(result)
+    assert law.low < -1.5 < law.high
+    assert law.high - law.low > 2 * exponents.CLOSE
+    assert exponents.against(result) == UNDECIDED
     steady = exponents.along_depth(planted("screen_baseline", -1.5))
-    assert exponents.equal(steady, found)[1] == UNDECIDED
+    assert exponents.equal(steady, result)[1] == UNDECIDED
 
 
 def test_differences_of_exponents():
     flat, steep = (exponents.along_depth(planted("screen_baseline", exponent)) for exponent in (-1.0, -1.5))
-    said, verdict = exponents.equal(flat, steep)
+    difference, verdict = exponents.equal(flat, steep)
     assert verdict == DISAGREES
-    assert said.startswith("-0.5")
+    assert difference.startswith("-0.5")
     assert exponents.equal(flat, flat)[1] == AGREES
     assert exponents.steeper(flat, steep)[1] == AGREES
     assert exponents.steeper(steep, flat)[1] == DISAGREES
@@ -283,14 +283,14 @@ def test_path_sum():
 # --- figures on planted optima
 
 
-@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
+@pytest.mark.parametrize(("exponent", "expected"), [(-1.5, AGREES), (-1.0, DISAGREES), (0.0, DISAGREES)])
 @pytest.mark.parametrize(
     "one", [fig2a.EXPERIMENT, dispute.EXPERIMENT, dispute.SCREENED, variants.FIGURE_3, variants.BRANCHES,
             variants.FIGURE_6, fig5.EXPERIMENT], ids=lambda one: one.figure)  # fmt: skip
-def test_claims_about_an_exponent(one, exponent, says):
-    found = one.outcome(all_planted(one, exponent))
-    assert found.verdict == says
-    assert found.number
+def test_claims_about_an_exponent(one, exponent, expected):
+    outcome = one.outcome(all_planted(one, exponent))
+    assert outcome.verdict == expected
+    assert outcome.number
 
 
 def test_networks_that_did_not_learn_decide_nothing():
@@ -298,8 +298,8 @@ def test_networks_that_did_not_learn_decide_nothing():
     sweeps = all_planted(fig5.EXPERIMENT, -1.0)
     assert fig5.EXPERIMENT.outcome(sweeps).verdict == DISAGREES
     for sweep in sweeps.values():
-        (found,) = sweep.curves
-        found.trials["validation_accuracy"] *= 0.02
+        (curve,) = sweep.curves
+        curve.trials["validation_accuracy"] *= 0.02
     assert fig5.EXPERIMENT.outcome(sweeps).verdict == UNDECIDED
     assert all(re.search(r": nothing learned; best accuracy .* \(chance 1%\)$", line) for line, _ in fig5.parts(sweeps))
 
@@ -311,29 +311,29 @@ def test_depths_that_did_not_learn_do_not_count():
     deep = sweep.curves[0].trials["depth"] >= 20
     accuracy = sweep.curves[0].trials["validation_accuracy"]
     sweep.curves[0].trials["validation_accuracy"] = accuracy.where(~deep, 0.1 + 0.01 * accuracy)  # .106 at most
-    found = exponents.along_depth(sweep)
+    result = exponents.along_depth(sweep)
     assert exponents.of_optima(whole).exponent > -1.2
-    assert exponents.of_optima(found).exponent == pytest.approx(-1.5, abs=0.05)
-    assert exponents.of_optima(found).depths.tolist() == [3, 4, 6, 9, 10, 11, 13, 16, 18]
-    assert exponents.words(found).endswith("(9 of 12 depths)")
+    assert exponents.of_optima(result).exponent == pytest.approx(-1.5, abs=0.05)
+    assert exponents.of_optima(result).depths.tolist() == [3, 4, 6, 9, 10, 11, 13, 16, 18]
+    assert exponents.words(result).endswith("(9 of 12 depths)")
     assert fig2a.outcome({"plain": sweep}).verdict == AGREES
-    (kept,) = exponents.pictures({"plain": found}, "").axes[0].containers
+    (kept,) = exponents.pictures({"plain": result}, "").axes[0].containers
     assert len(kept.lines[0].get_xdata()) == 9
 
 
 def test_one_ingredient_refutes_theorem_3():
     sweeps = all_planted(dispute.SCREENED, -1.5, screen_last=-1.0)
-    found = dispute.SCREENED.outcome(sweeps)
-    assert found.verdict == DISAGREES
-    assert found.number == "18 networks: 17 agrees, 1 disagrees, 0 undecided"
+    outcome = dispute.SCREENED.outcome(sweeps)
+    assert outcome.verdict == DISAGREES
+    assert outcome.number == "18 networks: 17 agrees, 1 disagrees, 0 undecided"
 
 
 def test_the_answer_is_a_table():
     measure(["baseline", "last"], networks.SCREEN_DEPTHS, exponent=0.0, edge=-1.0)
     sweeps = all_planted(dispute.SCREENED, -1.5, screen_last=-1.0)
     lines = dispute.exponent_table(sweeps).splitlines()
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:20]]
-    cells = {row[0]: row for row in found}
+    table_rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:20]]
+    cells = {row[0]: row for row in table_rows}
     columns = cells["exponent by"]
     assert len(cells) == 2 + 18
     of = {name: dict(zip(columns, cells[name], strict=True)) for name in ("baseline", "last", "one layer")}
@@ -378,35 +378,35 @@ def test_the_full_table_has_plain_networks_and_early_losses():
 
 def test_exponents_by_theory():
     """-1 where one layer of a branch carries 1/K and no norm undoes it, 0 where two or three do, -3/2 without skips."""
-    found = {
+    theory = {
         ingredients.name_of(name): ingredients.by_theory(ingredients.settings_of(name)) for name in ingredients.SCREEN
     }
-    assert {name for name, exponent in found.items() if exponent} == {
+    assert {name for name, exponent in theory.items() if exponent} == {
         "last", "one_layer", "batch_norm", "batch_norm_dropout", "one_layer_over_depth", "one_layer_batch_norm",
         "last_over_depth", "last_batch_norm"}  # fmt: skip
-    assert set(found.values()) == {0.0, -1.0}
+    assert set(theory.values()) == {0.0, -1.0}
     assert ingredients.by_theory(ingredients.settings_of("plain")) == -1.5
 
 
 def test_figure_2b_needs_only_the_baseline():
-    found = dispute.EXPERIMENT.outcome({"full_baseline": planted("full_baseline", 0.0)})
-    assert found.verdict == DISAGREES
-    assert "| last |" not in found.table
+    outcome = dispute.EXPERIMENT.outcome({"full_baseline": planted("full_baseline", 0.0)})
+    assert outcome.verdict == DISAGREES
+    assert "| last |" not in outcome.table
 
 
 def test_anchors_of_figure_2a():
     """An exact power law is predicted by its anchors to within the errors of three optima."""
     exact = {"plain": planted("plain", -1.5)}
-    found = {one.depth: one for one in fig2a.predictions(exact)}
-    assert {depth: one.anchors for depth, one in found.items()} == {
+    predictions = {one.depth: one for one in fig2a.predictions(exact)}
+    assert {depth: one.anchors for depth, one in predictions.items()} == {
         6: (3, 4), 9: (3, 4), 13: (10, 11), 16: (10, 11), 24: (18, 20), 30: (18, 20)}  # fmt: skip
-    assert all(one.off.low < one.off.value < one.off.high and abs(one.off.value) < 1 for one in found.values())
+    assert all(one.off.low < one.off.value < one.off.high and abs(one.off.value) < 1 for one in predictions.values())
     assert fig2a.of_anchors(exact).verdict != DISAGREES
     assert [line.split(" | ")[0] for line in fig2a.of_anchors(exact).table.splitlines()[2::2]] == [
         "| 3, 4", "| 10, 11", "| 18, 20"]  # fmt: skip
     jump = {"plain": planted("plain", lambda row: -1.5 - (row["depth"] == 6))}
     moved = next(one for one in fig2a.predictions(jump) if one.depth == 6)
-    assert moved.off.value - found[6].off.value == pytest.approx(math.log2(6), abs=0.5)  # a factor of 6
+    assert moved.off.value - predictions[6].off.value == pytest.approx(math.log2(6), abs=0.5)  # a factor of 6
     assert fig2a.of_anchors(jump).verdict == DISAGREES
 
 
@@ -436,20 +436,20 @@ def test_figure_6_needs_the_exponent_too():
     assert variants.FIGURE_6.outcome(all_planted(variants.FIGURE_6, -1.5)).verdict == AGREES
 
 
-@pytest.mark.parametrize(("exponent", "says"), [(-1.5, AGREES), (-0.9, DISAGREES), (0.0, DISAGREES)])
-def test_channels(exponent, says):
+@pytest.mark.parametrize(("exponent", "expected"), [(-1.5, AGREES), (-0.9, DISAGREES), (0.0, DISAGREES)])
+def test_channels(exponent, expected):
     """-3/2 is a fall by 5.4 octaves from depth 2 to 24, and 0 none; no size differs from 8 channels."""
     sweeps = {name: planted(name, exponent, noise=0.01) for name in channels.SWEEPS}
     octaves = {name: channels.fall(sweep, "validation_accuracy") for name, sweep in sweeps.items()}
     for of in octaves.values():
         assert of.value == pytest.approx(-exponent * math.log2(12), abs=0.25)
         assert of.low < -exponent * math.log2(12) < of.high
-        assert channels.answer(of) == says
-    assert channels.EXPERIMENT.outcome(sweeps).verdict == says
+        assert channels.answer(of) == expected
+    assert channels.EXPERIMENT.outcome(sweeps).verdict == expected
     rows = [line.strip("| ").split(" | ") for line in channels.table(sweeps).splitlines()[2:]]
     sizes = ["8 channels, 16x16", "16 channels, 16x16", "8 channels, 32x32", "32 channels, 16x16", "64 channels, 32x32"]
     assert [row[:2] for row in rows] == [[network, size] for network in channels.NETWORKS for size in sizes]
-    assert {tuple(row[5:]) for row in rows} == {("5.4", "0.0", says), ("5.4", "3.6", says)}
+    assert {tuple(row[5:]) for row in rows} == {("5.4", "0.0", expected), ("5.4", "3.6", expected)}
     for row in rows:
         assert row[4] == "-" if row[1] == sizes[0] else re.fullmatch(r"-?0\.\d \[-\d\.\d, \d\.\d\]", row[4])
 
@@ -468,33 +468,35 @@ def test_a_size_that_differs_from_8_channels():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "says"),
+    ("low", "high", "expected"),
     [(4.5, 6.0, AGREES), (3.5, 6.0, UNDECIDED), (4.5, 7.3, UNDECIDED), (5.5, 6.0, DISAGREES), (-0.1, 5.2, DISAGREES)],
 )
-def test_the_rule_of_decision_on_channels(low, high, says):
+def test_the_rule_of_decision_on_channels(low, high, expected):
     """By hand: agreement needs an interval that holds 5.4 and lies within 1.8 of it."""
-    assert channels.answer(output.Interval((low + high) / 2, low, high)) == says
+    assert channels.answer(output.Interval((low + high) / 2, low, high)) == expected
     assert channels.answer(None) == UNDECIDED
 
 
 def test_theorem_2_says_the_factor():
     sweeps = all_planted(theorems.CORRECTIONS, -1.5)
     sweeps["plain_batch"] = planted("plain_batch", -1.5, start=-5.0)
-    found = theorems.CORRECTIONS.outcome(sweeps)
-    assert found.verdict == AGREES
-    said = re.search(r"batch .*; (\S+) \[(\S+), (\S+)\] octaves", theorems.CORRECTIONS.printed(sweeps))
-    octaves, low, high = map(float, said.groups())
+    outcome = theorems.CORRECTIONS.outcome(sweeps)
+    assert outcome.verdict == AGREES
+    match = re.search(r"batch .*; (\S+) \[(\S+), (\S+)\] octaves", theorems.CORRECTIONS.printed(sweeps))
+    octaves, low, high = map(float, match.groups())
     assert octaves == pytest.approx(-2.0, abs=0.1)
     assert low <= octaves <= high
     assert high - low < 0.5
 
 
-@pytest.mark.parametrize(("powers", "says"), [((0.0, 0.0), AGREES), ((-1.0, 0.0), DISAGREES), ((0.0, -1.0), AGREES)])
-def test_theorem_1_over_width(powers, says):
+@pytest.mark.parametrize(
+    ("powers", "expected"), [((0.0, 0.0), AGREES), ((-1.0, 0.0), DISAGREES), ((0.0, -1.0), AGREES)]
+)
+def test_theorem_1_over_width(powers, expected):
     """The paper's head decides."""
     power = dict(zip(theorems.HEADS, powers, strict=True))
     sweep = planted("plain_width", 0.0, width=lambda row: power[row["parameterization"]], cliff=lambda row: 9)
-    assert theorems.WIDTH.outcome({"plain_width": sweep}).verdict == says
+    assert theorems.WIDTH.outcome({"plain_width": sweep}).verdict == expected
 
 
 def test_rules_at_the_deepest_network():
@@ -509,11 +511,11 @@ def test_rules_at_the_deepest_network():
     assert "difference +0.0 [-0.0, +0.0]" not in outcome.table
     wrong = {"full_baseline": planted("full_baseline", -0.75), "plain": right["plain"]}
     assert zero_shot.outcome(wrong).verdict == DISAGREES
-    found, rules = zero_shot.rules(wrong, "full_baseline")
+    result, rules = zero_shot.rules(wrong, "full_baseline")
     rule = {rule.name: rule for rule in rules}
-    assert zero_shot.deepest(found) == 7
-    carried = {name: zero_shot.carried(wrong, "full_baseline", found, rule[name]) for name in rule}
-    words = {name: zero_shot.words(found, rule[name], carried[name]) for name in rule}
+    assert zero_shot.deepest(result) == 7
+    carried = {name: zero_shot.carried(wrong, "full_baseline", result, rule[name]) for name in rule}
+    words = {name: zero_shot.words(result, rule[name], carried[name]) for name in rule}
     off = 0.75 * math.log2(12)
     assert rule["L^-3/2"].octaves_off[-1] == pytest.approx(-off, abs=0.1)
     assert (carried["L^-3/2"].verdict, carried["L^-3/2"].values) == ("does not transfer", [2, 24])
@@ -521,26 +523,26 @@ def test_rules_at_the_deepest_network():
     assert "beyond the edge" in words["constant"]  # 2.7 octaves above
     assert "not trained" in words["PathSum"]  # far below
     half = {"full_baseline": planted("full_baseline", -1.25)}
-    found, rules = zero_shot.rules(half, "full_baseline")
+    result, rules = zero_shot.rules(half, "full_baseline")
     (paper,) = (rule for rule in rules if rule.name == "L^-3/2")
-    judged = zero_shot.carried(half, "full_baseline", found, paper)
+    judged = zero_shot.carried(half, "full_baseline", result, paper)
     assert 0.04 * 0.5**2 < judged.regret_accuracy[-1].share < 0.04 * 1.4**2  # at the nearest learning rate of the grid
-    assert re.search(r"^-(0.9|1.\d); \d\.\d \[", zero_shot.words(found, paper, judged))
+    assert re.search(r"^-(0.9|1.\d); \d\.\d \[", zero_shot.words(result, paper, judged))
     del right["full_depth_mup"]
     assert zero_shot.outcome(right).verdict == AGREES
 
 
 def test_learning_rates_far_below_the_best():
     """They leave the optimum where it was; what was not trained without them is."""
-    found = planted("full_baseline", 0.0)
+    baseline = planted("full_baseline", 0.0)
     low = planted("low_baseline", 0.0, start=-8.0, floor=1.5)  # every loss is above those of the baseline
-    alone, both = exponents.along_depth(found, "loss"), exponents.along_depth(found, "loss", more=low)
+    alone, both = exponents.along_depth(baseline, "loss"), exponents.along_depth(baseline, "loss", more=low)
     assert both.optimal_lr == pytest.approx(alone.optimal_lr)
     assert (min(alone.learning_rates[-1]), min(both.learning_rates[-1])) == (2.0**-6, 2.0**-11)
-    assert len(exponents.along_depth(found, more=found).learning_rates[-1]) == len(STEPS)
-    halved = exponents.along_depth(found, "loss", depths=(2, 24), factors={2: 1.0, 24: 0.5})
+    assert len(exponents.along_depth(baseline, more=baseline).learning_rates[-1]) == len(STEPS)
+    halved = exponents.along_depth(baseline, "loss", depths=(2, 24), factors={2: 1.0, 24: 0.5})
     assert halved.optimal_lr[1] == pytest.approx(2 * alone.optimal_lr[-1])
-    sweeps = {"full_baseline": found, "plain": planted("plain", -1.5), "low_baseline": planted("low_baseline", -1.5)}
+    sweeps = {"full_baseline": baseline, "plain": planted("plain", -1.5), "low_baseline": planted("low_baseline", -1.5)}
     number = zero_shot.outcome(sweeps).number
     assert re.search(r"^baseline, depth 24: octaves off -5.\d; (costs )?\d+.\d", number)
     del sweeps["low_baseline"]
@@ -551,9 +553,9 @@ def test_rules_from_initialization():
     measure(["baseline"], networks.FULL_DEPTHS, exponent=-1.5)
     sweeps = {"full_baseline": planted("full_baseline", -1.5)}
     _, rules = zero_shot.rules(sweeps, "full_baseline")
-    own = {rule.name: rule for rule in rules}
-    assert own["Sbar"].octaves_off[-1] == pytest.approx(0, abs=0.15)
-    assert own["Sbar, relative"].predicted == own["Sbar"].predicted  # the layers are of size 1
+    by_name = {rule.name: rule for rule in rules}
+    assert by_name["Sbar"].octaves_off[-1] == pytest.approx(0, abs=0.15)
+    assert by_name["Sbar, relative"].predicted == by_name["Sbar"].predicted  # the layers are of size 1
 
 
 def test_averages():
@@ -566,13 +568,13 @@ def test_averages():
     def spread(exponent):
         """The arithmetic mean = 1 has this exponent, the geometric one 1 more: every second s_l is far smaller."""
         measure(["baseline", "plain"], depths, exponent=exponent)
-        found = json.loads(at_start.FILE.read_text())
-        for of_depth in found.values():
+        measurements = json.loads(at_start.FILE.read_text())
+        for of_depth in measurements.values():
             for depth, one in of_depth.items():
                 changes = np.ones_like(one["changes"]) * float(depth) ** (-2 * exponent)
                 changes[:, ::2] *= float(depth) ** -4.0
                 one["changes"] = changes.tolist()
-        at_start.FILE.write_text(json.dumps(found))
+        at_start.FILE.write_text(json.dumps(measurements))
 
     measure(["baseline", "plain"], depths, exponent=-1.5)
     outcome = averages.outcome(sweeps)
@@ -658,10 +660,10 @@ def test_one_smallest_form(folder, tmp_path):
     assert steps_of(settings) == 4
     command.trained(tmp_path, "screen_baseline", settings, tmp_path / "work")
     sweep = published.read(tmp_path / "screen_baseline", settings)
-    found = exponents.along_depth(sweep)
-    assert "of 2 depths count" in exponents.words(found)
-    assert exponents.against(found) == UNDECIDED
-    exponents.pictures({"baseline": found}, "")
+    result = exponents.along_depth(sweep)
+    assert "of 2 depths count" in exponents.words(result)
+    assert exponents.against(result) == UNDECIDED
+    exponents.pictures({"baseline": result}, "")
 
 
 def test_initialization(folder, monkeypatch, capsys):
@@ -676,35 +678,35 @@ def test_initialization(folder, monkeypatch, capsys):
     monkeypatch.setattr(initial, "wanted", lambda data: wanted)
     monkeypatch.setattr("sys.argv", ["initial", f"--data={folder}"])
     initial.main()
-    found = at_start.read("one_layer")
-    assert set(found) == {1.0, 2.0}
-    assert np.shape(found[2.0]["changes"]) == np.shape(found[2.0]["squares"]) == (initial.SEEDS, 3)
-    assert np.isfinite(found[2.0]["log2_edges"]).all()
-    assert at_start.of_update(found, (1, 2)) is None  # fewer than five depths
+    measurements = at_start.read("one_layer")
+    assert set(measurements) == {1.0, 2.0}
+    assert np.shape(measurements[2.0]["changes"]) == np.shape(measurements[2.0]["squares"]) == (initial.SEEDS, 3)
+    assert np.isfinite(measurements[2.0]["log2_edges"]).all()
+    assert at_start.of_update(measurements, (1, 2)) is None  # fewer than five depths
     monkeypatch.setattr(initial, "measured", lambda settings: pytest.fail("measured again"))
     capsys.readouterr()
     initial.main()
-    said = capsys.readouterr().out
-    assert "one_layer | 1, 2 | - | - | - | - |" in said
-    assert "one_layer, depth" not in said
+    printed = capsys.readouterr().out
+    assert "one_layer | 1, 2 | - | - | - | - |" in printed
+    assert "one_layer, depth" not in printed
 
 
 def test_what_is_measured_at_initialization():
     """Every ingredient and the plain networks, at the depths of the screens and of the full sweeps."""
-    found = initial.wanted(None)
-    assert set(found) == {*ingredients.INGREDIENTS, "plain"}
-    assert set(found["last"]) == {*networks.SCREEN_DEPTHS, *networks.FULL_DEPTHS}
-    assert tuple(found["plain"]) == networks.ANCHORED
-    assert found["last"][24].model.depth == 24
-    assert found["last"][24].parameterization.branch_init == "*/last/*"
+    wanted = initial.wanted(None)
+    assert set(wanted) == {*ingredients.INGREDIENTS, "plain"}
+    assert set(wanted["last"]) == {*networks.SCREEN_DEPTHS, *networks.FULL_DEPTHS}
+    assert tuple(wanted["plain"]) == networks.ANCHORED
+    assert wanted["last"][24].model.depth == 24
+    assert wanted["last"][24].parameterization.branch_init == "*/last/*"
 
 
 def test_exponents_of_what_is_measured():
     measure(["baseline"], networks.FULL_DEPTHS, exponent=-1.0, edge=-0.5)
-    found = at_start.read("baseline")
-    assert at_start.of_update(found, networks.FULL_DEPTHS).exponent == pytest.approx(-1.0)
-    assert at_start.of_sharpness(found, networks.FULL_DEPTHS).exponent == pytest.approx(-0.5)
-    assert at_start.of_sharpness(found, (2, 4, 8, 16)) is None
+    measurements = at_start.read("baseline")
+    assert at_start.of_update(measurements, networks.FULL_DEPTHS).exponent == pytest.approx(-1.0)
+    assert at_start.of_sharpness(measurements, networks.FULL_DEPTHS).exponent == pytest.approx(-0.5)
+    assert at_start.of_sharpness(measurements, (2, 4, 8, 16)) is None
 
 
 def test_a_hundred_kinds_of_patches(tmp_path):

@@ -260,7 +260,7 @@ def test_attention():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda: parameterization("depth-mup"), "did you mean 'depth_mup'"),
         (lambda: parameterization("mup", base_width=0), "base_width must be at least 1"),
@@ -276,8 +276,8 @@ def test_attention():
         (lambda: factors("mup", "hidden", "adamw"), "unknown optimizer family"),
     ],
 )
-def test_errors(call, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 

@@ -14,12 +14,14 @@ def read(name):
 @pytest.mark.parametrize("name", golden.CASES)
 def test_equals_pytorch(name, x64):
     """Logits, the gradient of every parameter, new batch statistics."""
-    expected, mine = read(name), golden.ours(name)
-    assert {key: array.shape for key, array in mine.items()} == {key: array.shape for key, array in expected.items()}
-    assert all(array.dtype == np.float64 for array in mine.values())
+    expected, computed = read(name), golden.flax_numbers(name)
+    assert {key: array.shape for key, array in computed.items()} == {
+        key: array.shape for key, array in expected.items()
+    }
+    assert all(array.dtype == np.float64 for array in computed.values())
     zeros = {key for key, array in expected.items() if np.abs(array).max() < 1e-14}
     assert zeros == set(filter(golden.zero, expected))
-    differences = golden.differences(mine, expected)
+    differences = golden.differences(computed, expected)
     assert not {key: value for key, value in differences.items() if not value < golden.TOLERANCE}
 
 
@@ -35,5 +37,5 @@ SLIPS = [
 def test_sees_a_small_error(name, factor, x64):
     """A factor off by a millionth."""
     wrong = getattr(golden.CASES[name].factors, factor) * (1 + 1e-6)
-    differences = golden.differences(golden.ours(name, **{factor: wrong}), read(name))
+    differences = golden.differences(golden.flax_numbers(name, **{factor: wrong}), read(name))
     assert differences["logits"] > 10 * golden.TOLERANCE

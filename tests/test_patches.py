@@ -73,10 +73,10 @@ def test_no_pixel_is_in_two_splits():
 def test_every_split_sees_all_of_the_picture():
     for where in patches.boxes().values():
         for photo, pixels in enumerate(patches.photographs()):
-            here = where.photo == photo
-            low = (where.top + where.side / 2)[here] > pixels.shape[0] / 2
-            right = (where.left + where.side / 2)[here] > pixels.shape[1] / 2
-            assert np.bincount(2 * low + right, minlength=4).min() > 0.08 * here.sum()  # patches in each quarter
+            of_photo = where.photo == photo
+            low = (where.top + where.side / 2)[of_photo] > pixels.shape[0] / 2
+            right = (where.left + where.side / 2)[of_photo] > pixels.shape[1] / 2
+            assert np.bincount(2 * low + right, minlength=4).min() > 0.08 * of_photo.sum()  # patches in each quarter
 
 
 def test_images_depend_on_nothing_outside_their_boxes():
@@ -109,8 +109,8 @@ def test_a_box_says_how_its_patch_was_cut():
 
 def test_same_bits_in_another_process():
     code = "from tests.test_patches import digest; print(digest())"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == digest()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == digest()
 
 
 def test_missing_photographs_are_named(monkeypatch):

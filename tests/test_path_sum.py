@@ -75,7 +75,7 @@ def test_minimal_depth_of_blocks_and_layers():
 
 
 @pytest.mark.parametrize(
-    ("edges", "says"),
+    ("edges", "message"),
     [
         ([("in", "a", 1), ("a", "b", 1), ("b", "a", 1), ("b", "out", 1)], "cycle through '[ab]'"),
         ([("in", "out", 1), ("a", "a", 1)], "cycle through 'a'"),
@@ -85,9 +85,9 @@ def test_minimal_depth_of_blocks_and_layers():
         ([], "no path leads"),
     ],
 )
-def test_errors(edges, says):
+def test_errors(edges, message):
     for of in (fit.path_sum, fit.minimal_depth):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             of(edges, "in", "out")
 
 

@@ -43,8 +43,8 @@ def test_intervals_cover_planted_exponents(sweeps, weighted):
         for optima in results
     ]
     assert all(law.weighted == weighted for law in laws)
-    found = np.array([law.exponent for law in laws])
-    assert found.mean() == pytest.approx(exponent, abs=4 * found.std() / math.sqrt(SWEEPS))
+    exponents = np.array([law.exponent for law in laws])
+    assert exponents.mean() == pytest.approx(exponent, abs=4 * exponents.std() / math.sqrt(SWEEPS))
     assert 0.92 <= np.mean([law.low <= exponent <= law.high for law in laws]) <= 0.98
     truth = 2 ** (-1.5 if exponent < 0 else -4.0) * (10 / DEPTHS[0]) ** exponent
     bands = [law.band(10) for law in laws]
@@ -66,12 +66,12 @@ def test_weights_are_safe_with_few_seeds(seeds):
 def test_weights_help_where_the_noise_grows():
     """Exponents scatter less with the standard errors than without."""
     rng = np.random.default_rng(2)
-    found = []
+    exponents = []
     for _ in range(100):
         optima = sweep(-1.0, rng, growth=6)
         lrs = [o.learning_rate for o in optima]
-        found.append([fit.power_law(DEPTHS, lrs, s).exponent for s in (None, [o.stderr for o in optima])])
-    ordinary, weighted = np.std(found, axis=0)
+        exponents.append([fit.power_law(DEPTHS, lrs, s).exponent for s in (None, [o.stderr for o in optima])])
+    ordinary, weighted = np.std(exponents, axis=0)
     assert weighted < 0.9 * ordinary
 
 
@@ -97,9 +97,9 @@ def test_weighted_equals_curve_fit(points):
     lrs, stderr = points
     law = fit.power_law(DEPTHS, lrs, stderr)
     sigma = np.sqrt(stderr**2 + np.mean(stderr**2))
-    found, covariance = curve_fit(lambda x, a, b: a * x + b, np.log2(DEPTHS), np.log2(lrs), p0=(-1, -1), sigma=sigma)
+    line, covariance = curve_fit(lambda x, a, b: a * x + b, np.log2(DEPTHS), np.log2(lrs), p0=(-1, -1), sigma=sigma)
     assert law.weighted
-    assert (law.exponent, math.log2(law.coefficient)) == pytest.approx(tuple(found), rel=1e-6)
+    assert (law.exponent, math.log2(law.coefficient)) == pytest.approx(tuple(line), rel=1e-6)
     np.testing.assert_allclose(law.covariance, covariance, rtol=1e-6)
     (xx, xy), (_, yy) = np.cov(np.log2(DEPTHS), np.log2(lrs), aweights=sigma**-2)
     assert law.r2 == pytest.approx(xy**2 / (xx * yy), rel=1e-9)
@@ -112,11 +112,13 @@ def test_band_is_that_of_the_line(points):
     lrs, stderr = points
     law = fit.power_law(DEPTHS, lrs, stderr)
     for depth in (1, 5, 40):
-        own = fit.power_law(DEPTHS / depth, lrs, stderr)
-        half = stats.t.ppf(0.975, len(DEPTHS) - 2) * math.sqrt(own.covariance[1, 1])
+        law_at_depth = fit.power_law(DEPTHS / depth, lrs, stderr)
+        half = stats.t.ppf(0.975, len(DEPTHS) - 2) * math.sqrt(law_at_depth.covariance[1, 1])
         low, high = law.band(depth)
-        assert (low, high) == pytest.approx((own.coefficient / 2**half, own.coefficient * 2**half), rel=1e-9)
-        assert law(depth) == pytest.approx(own.coefficient, rel=1e-9)
+        assert (low, high) == pytest.approx(
+            (law_at_depth.coefficient / 2**half, law_at_depth.coefficient * 2**half), rel=1e-9
+        )
+        assert law(depth) == pytest.approx(law_at_depth.coefficient, rel=1e-9)
 
 
 def test_exact_line():
@@ -131,9 +133,9 @@ def test_points_without_an_optimum_are_left_out(points):
     lrs, stderr = points
     some = [None, *lrs[1:-1], math.nan]
     errors = np.array([math.nan, *stderr[1:-1], math.nan])
-    law, own = fit.power_law(DEPTHS, some, errors), fit.power_law(DEPTHS[1:-1], lrs[1:-1], stderr[1:-1])
+    law, trimmed = fit.power_law(DEPTHS, some, errors), fit.power_law(DEPTHS[1:-1], lrs[1:-1], stderr[1:-1])
     assert law.weighted
-    assert (law.exponent, law.low, law.high) == (own.exponent, own.low, own.high)
+    assert (law.exponent, law.low, law.high) == (trimmed.exponent, trimmed.low, trimmed.high)
     assert law.depths.tolist() == DEPTHS[1:-1].tolist()
     assert law.learning_rates.tolist() == lrs[1:-1].tolist()
 
@@ -153,7 +155,7 @@ def test_a_standard_error_of_zero_is_no_certainty(points):
 
 
 @pytest.mark.parametrize(
-    ("depths", "lrs", "stderr", "says"),
+    ("depths", "lrs", "stderr", "message"),
     [
         ([0, 2, 4], [1, 1, 1], None, "depths must be positive"),
         ([1, 2, math.nan], [1, 1, 1], None, "depths must be positive"),
@@ -167,8 +169,8 @@ def test_a_standard_error_of_zero_is_no_certainty(points):
         ([4, 4, 4], [1, 1, 2], None, "different depths, all are 4"),
     ],
 )
-def test_errors(depths, lrs, stderr, says):
-    with pytest.raises(ValueError, match=says):
+def test_errors(depths, lrs, stderr, message):
+    with pytest.raises(ValueError, match=message):
         fit.power_law(depths, lrs, stderr)
 
 

@@ -40,8 +40,8 @@ def test_a_fresh_clone_goes_on_from_the_rows(finished, tmp_path, monkeypatch):
     """All rows are there: nothing is trained, and what is written then is what was read."""
     settings, workdir = finished
     published.write(tmp_path / "rows", settings, workdir, complete=True, classes=10)
-    there = published.read(tmp_path / "rows", settings)
-    published.restore(there, tmp_path / "other")
+    stored = published.read(tmp_path / "rows", settings)
+    published.restore(stored, tmp_path / "other")
     with monkeypatch.context() as patched:
         trains_nothing(patched)
         rows = train(settings, tmp_path / "other", progress=False)
@@ -61,10 +61,10 @@ def test_a_fresh_clone_goes_on_from_the_rows(finished, tmp_path, monkeypatch):
 def test_what_is_missing_is_trained(finished, tmp_path):
     settings, workdir = finished
     published.write(tmp_path / "rows", settings, workdir, complete=False, classes=10)
-    there = published.read(tmp_path / "rows", settings)
-    assert not there.curves  # an unfinished sweep is not judged, unless it is asked for
+    stored = published.read(tmp_path / "rows", settings)
+    assert not stored.curves  # an unfinished sweep is not judged, unless it is asked for
     assert published.read(tmp_path / "rows", settings, so_far=True).curves
-    published.restore(there._replace(rows=there.rows.iloc[::2]), tmp_path / "other")
+    published.restore(stored._replace(rows=stored.rows.iloc[::2]), tmp_path / "other")
     rows = train(settings, tmp_path / "other", progress=False)
     whole = sweep.load(workdir).set_index("key")["loss"]
     assert {row["key"]: row["loss"] for row in rows} == pytest.approx(whole.to_dict(), rel=1e-6, nan_ok=True)
@@ -91,8 +91,10 @@ def test_learning_curves_are_means_of_equal_parts(finished, tmp_path):
     steps = int(rows["steps"].iloc[0])
     assert steps > published.STRETCHES
     whole = rows[~rows["diverged"].astype(bool)].iloc[0]
-    own = curves[curves["key"] == whole["key"]].sort_values("step")["loss"].to_numpy(float)
-    parts = [own[np.arange(steps) * published.STRETCHES // steps == part].mean() for part in range(published.STRETCHES)]
+    losses = curves[curves["key"] == whole["key"]].sort_values("step")["loss"].to_numpy(float)
+    parts = [
+        losses[np.arange(steps) * published.STRETCHES // steps == part].mean() for part in range(published.STRETCHES)
+    ]
     np.testing.assert_allclose(np.asarray(whole["curve"]) / published.SCALE, parts, atol=0.51 / published.SCALE)
     blown = rows[rows["diverged"].astype(bool)]
     assert (blown["curve"].map(len) <= published.STRETCHES).all()
@@ -102,10 +104,10 @@ def test_judged_without_the_data(finished, tmp_path, monkeypatch):
     """The number of classes is written beside the rows, so that a clone without the images draws the same verdicts."""
     settings, workdir = finished
     published.write(tmp_path / "rows", settings, workdir, complete=True, classes=10)
-    ours = published.read(tmp_path / "rows", settings).curves
+    curves = published.read(tmp_path / "rows", settings).curves
     monkeypatch.setattr("depthmup.train.build.load", lambda *_: pytest.fail("the data set was loaded"))
     again = published.read(tmp_path / "rows", settings).curves
-    assert [c.result.verdict for c in again] == [c.result.verdict for c in ours]
+    assert [c.result.verdict for c in again] == [c.result.verdict for c in curves]
     assert again[0].chance == pytest.approx(np.log(10))
 
 
@@ -122,7 +124,7 @@ def test_other_settings_are_refused_and_extensions_are_not(finished, tmp_path):
     about = json.loads((tmp_path / "rows.json").read_text())
     about["settings"][FILES] = "10 files, abc"
     (tmp_path / "rows.json").write_text(json.dumps(about))
-    there = published.read(tmp_path / "rows", settings)  # the images need not be there to read the rows
-    published.restore(there, tmp_path / "other")
+    stored = published.read(tmp_path / "rows", settings)  # the images need not be there to read the rows
+    published.restore(stored, tmp_path / "other")
     with pytest.raises(WorkdirError, match=r"files of data.data_dir was '10 files, abc', now it is 'nothing'"):
         train(settings, tmp_path / "other", progress=False)

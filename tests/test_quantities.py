@@ -75,15 +75,15 @@ def test_what_is_measured(measured):
 def test_the_start_is_what_calibrate_says(measured):
     """In every trial, whatever its learning rate: s_l is per squared learning rate."""
     study, rows, table = measured
-    own = put(study.settings, {"model.depth": 4, "parameterization.name": "mup", "optimizer.name": "sgd"})
+    settings = put(study.settings, {"model.depth": 4, "parameterization.name": "mup", "optimizer.name": "sgd"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = sweep.calibrate(own)
+        update = sweep.calibrate(settings)
     start = table[(table["quantity"] == "updates") & (table["step"] == 0)]
     chosen = {name for name, row in rows.items() if (row["parameterization"], row["depth"]) == ("mup", 4)}
     for key_, part in start[start["key"].isin(chosen)].groupby("key"):
         profile = part.sort_values("layer")["value"].to_numpy()
-        np.testing.assert_allclose(profile, found.per_seed[rows[key_]["seed"]], rtol=1e-5)
+        np.testing.assert_allclose(profile, update.per_seed[rows[key_]["seed"]], rtol=1e-5)
         chosen.remove(key_)
     assert not chosen
 
@@ -111,10 +111,10 @@ def test_sharpness_is_that_of_the_coordinates_of_gradient_descent(name):
     s = tiny.settings(optimizer__name=name)
     task, batch, hyper = task_of(s), examples(batches_of(s), 32), hyper_of(s).arrays()
     state = task.init(hyper)
-    found = jax.jit(functools.partial(QUANTITIES["sharpness"], task))(state, batch, hyper)
+    eigenvalues = jax.jit(functools.partial(QUANTITIES["sharpness"], task))(state, batch, hyper)
     scale = hyper.factors.lr if name == "sgd" else None
     expected = sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)
-    assert float(found[0]) == pytest.approx(float(expected), rel=1e-4)
+    assert float(eigenvalues[0]) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_interrupted_it_measures_the_same(measured, tmp_path, monkeypatch):
@@ -172,18 +172,18 @@ def test_in_every_layout():
     group = tiny.groups(4, **GRID, sweep__measure=("updates", "sharpness", "noise_scale"))[0]
     hypers = hypers_of(group)
     hypers[2] = hypers[2]._replace(learning_rate=1e9)  # diverges
-    task, batches, found = group.point.task, group.point.feed, {}
+    task, batches, by_layout = group.point.task, group.point.feed, {}
     quantities = group.point.measurement(group.study.sweep.measure)
     for name in ("map", "vmap"):
         placement = TrialsOverDevices(4, jax.devices()[:2], layout=name)
         loop = TrialLoop(task, batches, placement, quantities)
         state, hyper = loop.start(hypers)
-        found[name, 0] = loop.measure(state, hyper)
+        by_layout[name, 0] = loop.measure(state, hyper)
         for stretch in loop.stretches(state, hyper, 0, [4]):
-            found[name, 4] = loop.measure(stretch.state, hyper)
+            by_layout[name, 4] = loop.measure(stretch.state, hyper)
     for step in (0, 4):
-        for quantity, values in found["map", step].items():
-            np.testing.assert_allclose(found["vmap", step][quantity], values, rtol=2e-3)
+        for quantity, values in by_layout["map", step].items():
+            np.testing.assert_allclose(by_layout["vmap", step][quantity], values, rtol=2e-3)
             assert np.isnan(values).any(axis=1).tolist() == [False, False, step > 0, False]
 
 
@@ -267,7 +267,7 @@ def test_path_sum_of_the_families(family, options, paths):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"sweep__measure": ("update",)}, "unknown sweep.measure 'update'; did you mean 'updates'"),
         (
@@ -277,6 +277,6 @@ def test_path_sum_of_the_families(family, options, paths):
         ({"sweep__measure_points": 0}, "sweep.measure_points must be at least 1"),
     ],
 )
-def test_errors(overrides, says):
-    with pytest.raises(SettingsError, match=says):
+def test_errors(overrides, message):
+    with pytest.raises(SettingsError, match=message):
         from_config(tiny.config(**overrides))

@@ -165,12 +165,12 @@ def test_label_noise(setup):
     one = inputs[:1]
     losses = [float(plain.objective(state.params, state, (one, np.full(1, label)), hyper)) for label in range(10)]
     many = jnp.repeat(one, 20_000, axis=0), np.repeat(labels[:1], 20_000)
-    found = [
+    noisy_losses = [
         float(noisy.objective(state.params, state._replace(step=jnp.int32(step)), many, hyper)) for step in range(2)
     ]
     expected = 0.6 * losses[labels[0]] + 0.4 * np.mean(losses)
-    assert found == pytest.approx([expected] * 2, abs=5 * np.ptp(losses) / 20_000**0.5)
-    assert found[0] != found[1]
+    assert noisy_losses == pytest.approx([expected] * 2, abs=5 * np.ptp(losses) / 20_000**0.5)
+    assert noisy_losses[0] != noisy_losses[1]
 
 
 def test_the_first_loss_stays(setup):
@@ -186,19 +186,19 @@ def test_epochs_are_counted_in_steps():
     assert (hyper.steps, hyper.warmup) == (44, 6)
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_trial_freezes(setup, what):
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_a_trial_freezes(setup, broken):
     """At the step whose loss or gradient is not finite nothing moves, then or later, but the count of steps."""
     task, state, batch, hyper = setup()
     state, _ = steps(task, state, batch, hyper)
     bad = batch
-    if what == "loss":
+    if broken == "loss":
         bad = (batch[0].at[0, 0, 0].set(jnp.nan), batch[1])
     else:
         task = InfiniteGradient(task.model, task.input_shape, task.optimizer, task.recipe)
     frozen, metrics = steps(task, state, bad, hyper)
     assert frozen.halted == 1
-    assert bool(jnp.isfinite(metrics["loss"])) == (what == "gradient")
+    assert bool(jnp.isfinite(metrics["loss"])) == (broken == "gradient")
     assert_same(frozen._replace(halted=jnp.int32(NEVER), step=jnp.int32(1)), state, rtol=0)
     later, metrics = steps(task, frozen, batch, hyper, count=2)
     assert jnp.isnan(metrics["loss"])
@@ -234,14 +234,14 @@ def test_update_rms(setup):
     after, metrics = steps(task, state, batch, hyper)
     moved = jax.tree.map(lambda u: np.sqrt(np.mean(u**2)), change(after, state))
     names = {"read_in": "input", "blocks": "branch/hidden", "readout": "readout"}
-    found = {name: value for name, value in metrics.items() if name.startswith("update_rms/")}
-    assert set(found) == {f"update_rms/{name}" for name in names.values()}
+    logged = {name: value for name, value in metrics.items() if name.startswith("update_rms/")}
+    assert set(logged) == {f"update_rms/{name}" for name in names.values()}
     for layer, name in names.items():
-        np.testing.assert_allclose(found[f"update_rms/{name}"], jax.tree.leaves(moved[layer])[0], rtol=1e-6)
+        np.testing.assert_allclose(logged[f"update_rms/{name}"], jax.tree.leaves(moved[layer])[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"loss": "mae"}, "unknown loss 'mae'; did you mean 'mse'"),
         ({"loss": "mse", "label_smoothing": 0.1}, "label_smoothing is for the loss cross_entropy, not for mse"),
@@ -261,8 +261,8 @@ def test_update_rms(setup):
         ({"parallel__devices": 0}, "parallel.devices must be at least 1"),
     ],
 )
-def test_settings(overrides, says):
-    with pytest.raises(ValueError, match=says):
+def test_settings(overrides, message):
+    with pytest.raises(ValueError, match=message):
         task_of(tiny.settings(**overrides))
 
 

@@ -74,7 +74,7 @@ def test_what_a_key_does():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"model__depht": 3}, "unknown key 'config.model.depht'; did you mean 'config.model.depth'"),
         ({"epoch": 3.0}, "unknown key 'config.epoch'; did you mean 'config.epochs'"),
@@ -125,8 +125,8 @@ def test_what_a_key_does():
         ({"check__log2_learning_rates": {"sgd": 2000.0, "adam": 0.0}}, "check.log2_learning_rates.sgd must be in"),
     ],
 )
-def test_settings_errors(overrides, says):
-    with pytest.raises(SettingsError, match=says):
+def test_settings_errors(overrides, message):
+    with pytest.raises(SettingsError, match=message):
         tiny.settings(**overrides)
 
 
@@ -142,7 +142,7 @@ def test_integers_are_numbers():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"model__activation": "rleu"}, "unknown model.activation 'rleu'; did you mean 'relu'"),
         ({"model__norm": "batch"}, "unknown model.norm 'batch'"),
@@ -155,6 +155,6 @@ def test_integers_are_numbers():
         ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),
     ],
 )
-def test_task_errors(overrides, says):
-    with pytest.raises(ValueError, match=says):
+def test_task_errors(overrides, message):
+    with pytest.raises(ValueError, match=message):
         task_of(tiny.settings(**overrides))

@@ -28,8 +28,8 @@ def test_it_is_the_largest_eigenvalue(problem):
     loss, params, hessian = problem
     eigenvalues = np.linalg.eigvalsh(hessian)
     assert eigenvalues[0] < -0.1  # the largest in size is not what is asked for
-    found = sharpness(loss, params, iterations=30)
-    assert float(found) == pytest.approx(eigenvalues[-1], rel=1e-10)
+    eigenvalue = sharpness(loss, params, iterations=30)
+    assert float(eigenvalue) == pytest.approx(eigenvalues[-1], rel=1e-10)
     assert float(sharpness(loss, params)) == pytest.approx(eigenvalues[-1], rel=1e-6)
     assert float(sharpness(lambda p: -loss(p), params, iterations=60)) == pytest.approx(-eigenvalues[0], rel=1e-8)
     rough = float(sharpness(loss, params, iterations=4))
@@ -40,8 +40,8 @@ def test_it_is_that_of_the_rescaled_parameters(problem):
     loss, params, hessian = problem
     root = np.sqrt(np.concatenate([np.full(80, 3.0), np.full(4, 0.5)]))
     expected = np.linalg.eigvalsh(root[:, None] * hessian * root)[-1]
-    found = sharpness(loss, params, scale={"a": 3.0, "b": 0.5}, iterations=30)
-    assert float(found) == pytest.approx(expected, rel=1e-10)
+    eigenvalue = sharpness(loss, params, scale={"a": 3.0, "b": 0.5}, iterations=30)
+    assert float(eigenvalue) == pytest.approx(expected, rel=1e-10)
 
 
 def test_more_iterations_than_there_are_directions():

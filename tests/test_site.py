@@ -74,15 +74,15 @@ def links(text):
 
 def broken(path, text):
     """The relative links and images of a page whose file or heading does not exist."""
-    found = []
+    dead_links = []
     for link in links(text):
         if re.match(r"https?://", link):
             continue
         target, _, anchor = link.partition("#")
         file = (path.parent / target).resolve() if target else path
         if not file.is_file() or (anchor and anchor not in anchors(file.read_text())):
-            found.append(link)
-    return found
+            dead_links.append(link)
+    return dead_links
 
 
 def commands(text):
@@ -169,9 +169,9 @@ def test_a_broken_link_is_found():
 
 
 def test_commands_exist():
-    found = [(path.name, words) for path in TEXTS for words in commands(path.read_text())]
-    assert len(found) > 10
-    assert [(name, words) for name, words in found if wrong_command(words)] == []
+    documented = [(path.name, words) for path in TEXTS for words in commands(path.read_text())]
+    assert len(documented) > 10
+    assert [(name, words) for name, words in documented if wrong_command(words)] == []
 
 
 def test_a_wrong_command_is_found():

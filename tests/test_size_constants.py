@@ -66,7 +66,7 @@ def transformer(**numbers):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "says"),
+    ("numbers", "message"),
     [
         # google-deepmind/gemma, 03258cd, gemma/gm/nn/_modules.py
         ({"embedding": lambda w, d: jnp.sqrt(w).astype(jnp.bfloat16)},
@@ -79,8 +79,8 @@ def transformer(**numbers):
          r"behind out_\*/bias by 0.5 at depth 2 and by 0.3536 at depth 4.* number for every depth"),
     ],
 )  # fmt: skip
-def test_numbers_that_change(numbers, says):
-    with pytest.warns(dm.SetupWarning, match=says):
+def test_numbers_that_change(numbers, message):
+    with pytest.warns(dm.SetupWarning, match=message):
         dm.setup("depth_mup", transformer(**numbers), TOKENS, width=64, depth=4, base=(32, 2), fan_in_init=False)
     assert len(warned(transformer(**numbers))) == 1
 

@@ -17,7 +17,7 @@ def planted(log2_changes, noise=0.1, seeds=16, seed=0):
     return 2.0 ** (np.asarray(log2_changes)[:, None] + noise * rng.normal(size=(len(log2_changes), seeds)))
 
 
-def said(axis, sizes, log2_changes, looks=1, tests=28, **options):
+def answer_of(axis, sizes, log2_changes, looks=1, tests=28, **options):
     return answer(fits(axis, sizes, planted(log2_changes, **options)), 0.1, looks, tests)
 
 
@@ -34,7 +34,7 @@ def said(axis, sizes, log2_changes, looks=1, tests=28, **options):
     ],
 )
 def test_the_interval_decides_and_not_the_point(slope, seeds, expected):
-    assert said("width", (64, 128, 256), slope * np.log2((64, 128, 256)), seeds=seeds) == expected
+    assert answer_of("width", (64, 128, 256), slope * np.log2((64, 128, 256)), seeds=seeds) == expected
 
 
 def test_a_wide_interval_is_undecided():
@@ -62,7 +62,7 @@ def test_a_wide_interval_is_undecided():
 )
 def test_along_depth(change, expected):
     """What falls like 1/depth is ok; a slope that stays is not, whatever falls beside it."""
-    assert said("depth", DEPTHS, change, seeds=32) == expected
+    assert answer_of("depth", DEPTHS, change, seeds=32) == expected
 
 
 def test_a_real_slope_is_never_explained_away():
@@ -70,16 +70,16 @@ def test_a_real_slope_is_never_explained_away():
     for depths in ((4, 8, 16), (8, 12, 16, 32)):
         for sign in (-1, 1):
             change = sign * 0.5 * np.log2(depths)
-            answers = [said("depth", depths, change, noise=0.25, seeds=64, seed=seed) for seed in range(50)]
+            answers = [answer_of("depth", depths, change, noise=0.25, seeds=64, seed=seed) for seed in range(50)]
             assert "ok" not in answers
 
 
 def test_a_transient_at_few_small_depths_is_undecided():
     """nanoGPT at depths 2, 4, 8: the line's slope is -.3, which three depths cannot tell from 1.6 / L."""
     depths = (2, 4, 8)
-    assert said("depth", depths, 1.6 / np.array(depths)) == "undecided"
-    assert said("width", depths, 1.6 / np.array(depths)) == "not ok"  # along width there is no such term
-    assert said("depth", (2, 8), [0.8, 0.2]) == "not ok"  # and two depths do not allow it
+    assert answer_of("depth", depths, 1.6 / np.array(depths)) == "undecided"
+    assert answer_of("width", depths, 1.6 / np.array(depths)) == "not ok"  # along width there is no such term
+    assert answer_of("depth", (2, 8), [0.8, 0.2]) == "not ok"  # and two depths do not allow it
 
 
 def test_fits_are_least_squares():
@@ -114,7 +114,8 @@ def test_errors_of_reports():
     rng = np.random.default_rng(0)
     slopes = 0.1 + 0.1 * rng.normal(size=(300, 28, 8))
     wrong = {
-        t: np.mean([overall([answer([s], 0.1, 1, t) for s in own]) == "not ok" for own in slopes]) for t in (1, 28)
+        t: np.mean([overall([answer([s], 0.1, 1, t) for s in report]) == "not ok" for report in slopes])
+        for t in (1, 28)
     }
     assert wrong[28] < 0.05
     assert wrong[1] > 0.4

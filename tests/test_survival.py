@@ -75,7 +75,7 @@ def test_a_full_disk(alone, tmp_path):
 
 
 def test_a_divergence_names_the_last_good_checkpoint(tmp_path, capsys):
-    for name, rate, every, says, step in (
+    for name, rate, every, message, step in (
         ("none", 1e30, "10 minutes", "there is no checkpoint; lower the learning rate", 1),
         ("one", 1e4, "1 steps", "the last good checkpoint is that of step 2; lower the learning rate", 2),
     ):
@@ -84,7 +84,7 @@ def test_a_divergence_names_the_last_good_checkpoint(tmp_path, capsys):
         output = capsys.readouterr().out
         assert metrics == {"diverged": True, "diverged_at_step": step}, output
         assert f"diverged: at step {step} the loss is" in output
-        assert says in output
+        assert message in output
         assert json.loads((tmp_path / name / "metrics.json").read_text())["metrics"] == metrics
 
 
@@ -100,9 +100,9 @@ def run_processes(workdirs, *arguments):
     return [start(workdir, *joined, f"--process={i}", *arguments) for i, workdir in enumerate(workdirs)]
 
 
-def assert_alike(found, alone):
+def assert_alike(distributed, alone):
     """The first ten steps of another order of summing, and the end."""
-    (metrics, rows), (expected, alone_rows) = found, alone
+    (metrics, rows), (expected, alone_rows) = distributed, alone
     assert [row["step"] for row in rows] == [row["step"] for row in alone_rows]
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(rows[0][name], alone_rows[0][name], rtol=1e-5)

@@ -452,7 +452,7 @@ def shared(devices, **overrides):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "options", "says"),
+    ("overrides", "options", "message"),
     [
         ({"sweep__max_trials": 100}, {}, "216 trials, more than sweep.max_trials = 100: leave out values of an axis"),
         ({}, {"shard": (2, 2)}, "shard 2/2 is out of range: give i/n with i from 0"),
@@ -482,9 +482,9 @@ def shared(devices, **overrides):
         ),
     ],
 )
-def test_what_cannot_be_run(overrides, options, says, tmp_path):
+def test_what_cannot_be_run(overrides, options, message, tmp_path):
     """Before anything is compiled or written."""
-    with pytest.raises(SettingsError, match=says):
+    with pytest.raises(SettingsError, match=message):
         run(tiny.study(**overrides), tmp_path / "x", **options)
     assert not (tmp_path / "x").exists()
 

@@ -245,13 +245,13 @@ def test_claims(opened, tmp_path):
     groups, others = (grouped(study, plan, lambda program, size=size: size) for size in (10, 16))
     first_store, second_store = opened(tmp_path), opened(tmp_path)
     first, second = Claims(first_store, tmp_path), Claims(second_store, tmp_path)
-    _, mine = first.take(groups)
-    assert mine.trials == tuple(plan[:10])
-    planned, theirs = second.take(others)
-    assert (planned.trials, theirs.trials) == (tuple(plan[:16]), tuple(plan[10:16]))
+    _, first_group = first.take(groups)
+    assert first_group.trials == tuple(plan[:10])
+    planned, second_group = second.take(others)
+    assert (planned.trials, second_group.trials) == (tuple(plan[:16]), tuple(plan[10:16]))
     assert first.take(groups)[1].trials == tuple(plan[16:20])
     first_store.add(finished(*(trial.key for trial in plan[:10])))
-    first.release(mine)
+    first.release(first_group)
     assert second.take(groups)[1].trials == tuple(plan[20:30])  # neither what is done nor what is claimed
     assert not first.alone()
     # A killed process leaves its files behind, but no lock on them.
@@ -270,10 +270,10 @@ def test_parts_are_the_plan(count):
     study = tiny.study()
     plan = trials(study)
     parts = [part(study, plan, i, count) for i in range(count)]
-    assert sorted(t.key for own in parts for t in own) == sorted(t.key for t in plan)
+    assert sorted(t.key for share in parts for t in share) == sorted(t.key for t in plan)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     for program in {trial.point.program for trial in plan}:
-        sizes = [sum(trial.point.program == program for trial in own) for own in parts]
+        sizes = [sum(trial.point.program == program for trial in share) for share in parts]
         assert max(sizes) - min(sizes) <= 1
     assert part(study, plan, 0, 1) == plan
 

@@ -47,9 +47,9 @@ def test_windows(corpus):
     assert dataset.tokens
     places = {}
     for name in ("train", "validation", "test"):
-        found = [bytes(window.astype(np.uint8)).decode() for window in windows(getattr(dataset, name))]
-        assert all(window.endswith("\n") and len(window) == SIZE for window in found)
-        places[name] = [int(window) for window in found]
+        texts = [bytes(window.astype(np.uint8)).decode() for window in windows(getattr(dataset, name))]
+        assert all(window.endswith("\n") and len(window) == SIZE for window in texts)
+        places[name] = [int(window) for window in texts]
     assert sorted(places["train"]) == list(range(80))
     assert places["train"] != list(range(80))  # shuffled: the first ones, which are evaluated, are of all the text
     assert sorted(places["validation"]) == list(range(80, 90))
@@ -94,7 +94,7 @@ def test_text_that_is_on_every_machine():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (dict(data_dir="no/such"), "data.data_dir: no/such does not exist: give a file of text or a folder of files"),
         (dict(data_dir="{tmp}/empty"), "empty has no file: give a file"),
@@ -105,13 +105,13 @@ def test_text_that_is_on_every_machine():
         (dict(name="blank:cifar10", context=9), "data.context is for text, not for blank:cifar10"),
     ],
 )
-def test_what_is_no_text(options, says, tmp_path):
+def test_what_is_no_text(options, message, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "picture.png").write_bytes(b"P\0NG")
     (tmp_path / "short.txt").write_bytes(b"x" * 99)
     options = {k: v.format(tmp=tmp_path) if isinstance(v, str) else v for k, v in options.items()}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         load(**{"name": "text", **options})
 
 

@@ -111,16 +111,16 @@ def test_fluctuations(monkeypatch):
 def test_plain_networks_have_the_exact_law():
     """Of H before training; training changes it, and the means are those that the learning rate is chosen by."""
     width, depth, seeds = 32, 2, 4000
-    found = theory_checks.ensemble(False, width, depth, seeds, 0)
-    variance = ensemble_errors(found["H, initial"] / found["H, initial"].mean(dtype=float), 1.0).variance
+    samples = theory_checks.ensemble(False, width, depth, seeds, 0)
+    variance = ensemble_errors(samples["H, initial"] / samples["H, initial"].mean(dtype=float), 1.0).variance
     expected = (1 + 5 / width) ** (depth - 1) * (1 + 2 / width) - 1
     assert variance.value == pytest.approx(expected, abs=4 * variance.stderr)
     assert variance.stderr < 0.04 * expected
     for name, limit in (("H", 2.0), ("G", 0.5), ("NTK", (depth + 2) / 2)):
-        kernels = found[f"{name}, initial"].astype(float)
+        kernels = samples[f"{name}, initial"].astype(float)
         assert kernels.mean() == pytest.approx(limit, abs=4 * kernels.std() / seeds**0.5)
-    assert found["H, 3 steps"].mean() > 1.1 * found["H, initial"].mean()
-    assert 0.5 < found["F, 3 steps"].mean() < 1.1
+    assert samples["H, 3 steps"].mean() > 1.1 * samples["H, initial"].mean()
+    assert 0.5 < samples["F, 3 steps"].mean() < 1.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,9 +152,9 @@ def test_changes_by_each_block():
 
 
 def test_overlaps_of_plain_networks():
-    own, others = theory_checks.overlaps(256, 5, 6)
-    assert own.value == pytest.approx(1, abs=0.3)
-    assert others.value == pytest.approx(1, abs=0.3)
+    diagonal, off_diagonal = theory_checks.overlaps(256, 5, 6)
+    assert diagonal.value == pytest.approx(1, abs=0.3)
+    assert off_diagonal.value == pytest.approx(1, abs=0.3)
 
 
 def test_small_steps_are_linear():
@@ -164,8 +164,8 @@ def test_small_steps_are_linear():
     assert np.ptp(large) > 0.01
 
 
-@pytest.mark.parametrize(("band", "says"), [(True, "yes"), (False, "NO")])
-def test_descent_against_a_wrong_limit(monkeypatch, band, says):
+@pytest.mark.parametrize(("band", "answer"), [(True, "yes"), (False, "NO")])
+def test_descent_against_a_wrong_limit(monkeypatch, band, answer):
     """Networks of a planted limit: found where the limit is right, and missed where it is not."""
 
     def networks(problem, *, width, seeds, first_seed, batches):
@@ -174,14 +174,14 @@ def test_descent_against_a_wrong_limit(monkeypatch, band, says):
         return 0.7 + 0.5 / width + 0.3 / np.sqrt(width) * rng.normal(size=shape)
 
     def limit(problem, samples):
-        found = np.full((problem.steps, *np.shape(problem.y)), 0.7 if band else 0.72)
-        return Dynamics(found, None, None, None, None, stderr=np.zeros_like(found))
+        predictions = np.full((problem.steps, *np.shape(problem.y)), 0.7 if band else 0.72)
+        return Dynamics(predictions, None, None, None, None, stderr=np.zeros_like(predictions))
 
     monkeypatch.setattr(theory_checks, "train", networks)
     monkeypatch.setattr(theory_checks, "dmft", limit)
     rows = theory_checks.descent()
     assert len(rows) == 10
-    assert all(str(row).endswith(says) for row in rows)
+    assert all(str(row).endswith(answer) for row in rows)
 
 
 def test_training_finds_the_best_rate_of_each_seed(monkeypatch):

@@ -170,9 +170,9 @@ def test_augmentation_is_one_draw_for_all_trials(task, batches, loop, hypers):
     how = dataclasses.replace(NONE, flip=True, rotate=20.0)
     augmented, pair = dataclasses.replace(batches, augment=how), [hypers["depth_mup"][0]] * 2
 
-    def losses(own, every=6):
+    def losses(trial_loop, every=6):
         seen = []
-        own.run(pair, 6, every, lambda _, metrics: seen.append(metrics["loss"]))
+        trial_loop.run(pair, 6, every, lambda _, metrics: seen.append(metrics["loss"]))
         return np.concatenate(seen, axis=1)
 
     device = jax.local_devices()[:1]
@@ -180,8 +180,8 @@ def test_augmentation_is_one_draw_for_all_trials(task, batches, loop, hypers):
         losses(TrialLoop(task, augmented, TrialsOverDevices(2, device, layout=layout)), every)
         for layout, every in (("map", 6), ("vmap", 2))
     )
-    for found in (mapped, vmapped):
-        np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    for curves in (mapped, vmapped):
+        np.testing.assert_allclose(curves[0], curves[1], rtol=1e-6)
     np.testing.assert_allclose(vmapped, mapped, rtol=1e-4)
     assert abs(losses(loop(2, devices=1)) - mapped).min() > 1e-4
 

@@ -53,11 +53,11 @@ def rounds(chosen, row_of, plan=()):
     """(what is decided at the end, all rows, the numbers of trials that each round added)."""
     plan, added = plan or trials(chosen), []
     rows = {trial.key: row_of(trial) for trial in plan}
-    while (found := decide(plan, rows, chosen)).more:
-        assert not {trial.key for trial in found.more} & rows.keys()
-        rows |= {trial.key: row_of(trial) for trial in found.more}
-        added.append(len(found.more))
-    return found, rows, added
+    while (decision := decide(plan, rows, chosen)).more:
+        assert not {trial.key for trial in decision.more} & rows.keys()
+        rows |= {trial.key: row_of(trial) for trial in decision.more}
+        added.append(len(decision.more))
+    return decision, rows, added
 
 
 def keys(plan):
@@ -66,42 +66,42 @@ def keys(plan):
 
 def seeds_of(plan):
     """{(parameterization, depth): {log2 learning rate: number of seeds}}."""
-    found = {}
+    counts = {}
     for trial in plan:
-        of_rate = found.setdefault((trial.point.parameterization, trial.point.depth), {})
+        of_rate = counts.setdefault((trial.point.parameterization, trial.point.depth), {})
         rate = round(math.log2(trial.learning_rate), 4)
         of_rate[rate] = of_rate.get(rate, 0) + 1
-    return found
+    return counts
 
 
 def test_a_decided_sweep_adds_nothing():
     chosen = study()
-    found, _, added = rounds(chosen, lambda trial: planted(trial, noise=0.01))
-    assert (keys(found.asked), found.undecided, added) == (keys(trials(chosen)), [], [])
+    decision, _, added = rounds(chosen, lambda trial: planted(trial, noise=0.01))
+    assert (keys(decision.asked), decision.undecided, added) == (keys(trials(chosen)), [], [])
     assert decide(trials(chosen), {t.key: planted(t, drifts) for t in trials(chosen)}, chosen).undecided
 
 
 def test_seeds_follow_where_a_verdict_needs_them():
     """By stages, around the rates in question, at the size in question and the smallest; not where all is decided."""
     chosen = study()
-    found, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
-    assert [str(verdict) for verdict in found.undecided] == ["sgd sp depth"]
+    decision, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
+    assert [str(verdict) for verdict in decision.undecided] == ["sgd sp depth"]
     assert len(added) == 2
-    assert found.spent == "sweep.max_seeds = 12 is reached"
-    counts = seeds_of(found.asked)
+    assert decision.spent == "sweep.max_seeds = 12 is reached"
+    counts = seeds_of(decision.asked)
     assert {n for size in (2, 4, 8) for n in counts["depth_mup", size].values()} == {3}
     assert {counts["sp", 2][rate] for rate in (-4.5, -3.0, -1.0)} == {12}
     assert {counts["sp", 8][rate] for rate in (-6.5, -5.0, -3.0, -1.0)} == {12}
     assert {counts["sp", size][rate] for size in (2, 4, 8) for rate in (-8.0, 2.0)} == {3}
-    assert {t.seed for t in found.asked} == set(range(12))
+    assert {t.seed for t in decision.asked} == set(range(12))
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_interrupted_anywhere_it_asks_for_the_same(seed, adaptive):
     """Also where rows come in another order, and where rows are there that it did not ask for."""
-    own = dict(sweep__adaptive=adaptive, sweep__parameterizations=("sp",))
-    chosen = study(**own)
+    options = dict(sweep__adaptive=adaptive, sweep__parameterizations=("sp",))
+    chosen = study(**options)
     order = np.random.default_rng(seed)
 
     def row_of(trial):
@@ -115,29 +115,31 @@ def test_interrupted_anywhere_it_asks_for_the_same(seed, adaptive):
 
     whole, _, added = rounds(chosen, row_of, plan({}))
     assert len(added) > 1
-    others = trials(study(**own, sweep__seeds=12))
+    others = trials(study(**options, sweep__seeds=12))
     rows = {others[i].key: row_of(others[i]) for i in order.permutation(len(others))[: 100 * seed]}
     first = plan(rows)
     rows |= {trial.key: row_of(trial) for trial in first}
     while more := decide(first, rows, chosen).more:
         for i in order.permutation(len(more))[: order.integers(len(more) // 2, len(more) + 1)]:
             rows[more[i].key] = row_of(more[i])
-    found = decide(first, rows, chosen)
-    assert keys(found.asked) == keys(whole.asked)
-    assert found.spent == whole.spent
+    decision = decide(first, rows, chosen)
+    assert keys(decision.asked) == keys(whole.asked)
+    assert decision.spent == whole.spent
 
 
 def test_a_grid_becomes_finer_and_wider():
     """Where a cliff or the end of the grid decides; twice as fine twice, and WIDER octaves beyond it at most."""
     chosen = study(sweep__parameterizations=("sp",))
-    found, _, _ = rounds(chosen, lambda t: planted(t, lambda point: -3.0 - 0.3 * math.log2(point.depth / 2), cliff=0.5))
-    rates = {rate for of_rate in seeds_of(found.asked).values() for rate in of_rate}
+    decision, _, _ = rounds(
+        chosen, lambda t: planted(t, lambda point: -3.0 - 0.3 * math.log2(point.depth / 2), cliff=0.5)
+    )
+    rates = {rate for of_rate in seeds_of(decision.asked).values() for rate in of_rate}
     assert any(4 * rate % 2 for rate in rates)
     assert not any(8 * rate % 1 for rate in rates)
-    found, _, _ = rounds(
+    decision, _, _ = rounds(
         chosen, lambda t: planted(t, lambda point: -7.0 - 0.3 * math.log2(point.depth / 2), noise=0.01)
     )
-    lowest = {size: min(of_rate) for (_, size), of_rate in seeds_of(found.asked).items()}
+    lowest = {size: min(of_rate) for (_, size), of_rate in seeds_of(decision.asked).items()}
     assert lowest == {2: -8.0, 4: -8.0, 8: -10.0}
 
 
@@ -150,9 +152,9 @@ def result():
 def asked(result, seeds, *needs, lattice=True):
     """What needs ask for: {(depth, log2 learning rate): number of seeds}."""
     grid = Lattice(tuple(2.0 ** (n / 2) for n in range(-16, 5)), -8.0, 2)
-    there = {depth: {rate: seeds.get(depth, 3) for rate in grid.rates} for depth in (2, 4, 8)}
-    found = needed(result._replace(needs=list(needs), tuned=2**-3.0), there, STAGES, grid if lattice else None)
-    return {(depth, round(math.log2(rate), 4)): number for (depth, rate), number in found.items()}
+    counts = {depth: {rate: seeds.get(depth, 3) for rate in grid.rates} for depth in (2, 4, 8)}
+    numbers = needed(result._replace(needs=list(needs), tuned=2**-3.0), counts, STAGES, grid if lattice else None)
+    return {(depth, round(math.log2(rate), 4)): number for (depth, rate), number in numbers.items()}
 
 
 def test_needs(result):
@@ -188,9 +190,9 @@ def test_new_rates_are_those_of_the_plan_where_it_has_them():
 def test_a_bound_on_what_is_added():
     """By sweep.max_trials and by the number of looks; and `most` is one."""
     chosen = study(sweep__max_trials=100)
-    found, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
+    decision, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert sum(added) <= 100
-    assert found.spent == "sweep.max_trials = 100 would be passed"
+    assert decision.spent == "sweep.max_trials = 100 would be passed"
     assert most(chosen) == 100
     chosen = study()
     assert sum(rounds(chosen, lambda trial: planted(trial, drifts))[2]) <= most(chosen)
@@ -201,9 +203,9 @@ def test_a_bound_on_what_is_added():
 def test_no_more_looks_than_the_level_is_corrected_for(monkeypatch):
     chosen = study()
     monkeypatch.setattr("depthmup.trials.until.looks", lambda study: 2)
-    found, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
+    decision, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert len(added) == 1
-    assert found.spent == "it has looked 2 times, as often as it may"
+    assert decision.spent == "it has looked 2 times, as often as it may"
 
 
 def test_verdicts_are_corrected_for_all_looks():
@@ -212,11 +214,11 @@ def test_verdicts_are_corrected_for_all_looks():
     assert (seed_stages(chosen), looks(chosen)) == (STAGES, 5)
     assert looks(study(sweep__until="planned")) == 1
     rows = [planted(trial, drifts) for trial in trials(chosen)]
-    own = [row for row in rows if row["parameterization"] == "sp"]
-    found = [judge(pandas.DataFrame(rows), s)[0].result for s in (chosen, study(sweep__until="planned"))]
-    expected = [fit.transfer(own, cap=math.log(10), looks=looks) for looks in (5, 1)]
-    assert [str(f) for f in found] == [str(f) for f in expected]
-    assert found[0].cost.high > found[1].cost.high
+    sp_rows = [row for row in rows if row["parameterization"] == "sp"]
+    results = [judge(pandas.DataFrame(rows), s)[0].result for s in (chosen, study(sweep__until="planned"))]
+    expected = [fit.transfer(sp_rows, cap=math.log(10), looks=looks) for looks in (5, 1)]
+    assert [str(f) for f in results] == [str(f) for f in expected]
+    assert results[0].cost.high > results[1].cost.high
 
 
 def test_another_hyperparameter_gets_seeds():
@@ -227,11 +229,11 @@ def test_another_hyperparameter_gets_seeds():
     def optimum(point):  # the only learning rate is the best one at gamma0 = (depth / 2)^-1/2
         return -3.0 - math.log2(point.leaves["parameterization.gamma0"]) - 0.5 * math.log2(point.depth / 2)
 
-    found, _, added = rounds(chosen, lambda trial: planted(trial, optimum))
+    decision, _, added = rounds(chosen, lambda trial: planted(trial, optimum))
     gamma0 = {t.point.leaves["parameterization.gamma0"] for t in trials(chosen)}
     assert added
-    assert {t.point.leaves["parameterization.gamma0"] for t in found.asked} == gamma0
-    assert str(found.undecided[0]) == "sgd depth_mup gamma0 depth"
+    assert {t.point.leaves["parameterization.gamma0"] for t in decision.asked} == gamma0
+    assert str(decision.undecided[0]) == "sgd depth_mup gamma0 depth"
 
 
 def test_a_running_report_has_the_last_verdicts():
@@ -241,8 +243,8 @@ def test_a_running_report_has_the_last_verdicts():
         len(plan),
         len(plan),
     ]
-    table, own = finished(dict(list(rows.items())[: len(plan) + added[0] + 1]), chosen)
-    assert (len(table), own) == (len(plan) + added[0], chosen)
+    table, judged_study = finished(dict(list(rows.items())[: len(plan) + added[0] + 1]), chosen)
+    assert (len(table), judged_study) == (len(plan) + added[0], chosen)
     shallow = {key: row for key, row in rows.items() if row["depth"] < 8 and row["seed"] < 3}
     assert finished(shallow, chosen)[1].sweep.depths == (2, 4)
 
@@ -257,7 +259,7 @@ def test_what_a_workdir_keeps():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"sweep__until": "decide"}, "unknown sweep.until 'decide'; did you mean 'decided'"),
         ({"sweep__max_seeds": 0}, "sweep.max_seeds must be at least 1, got 0"),
@@ -265,8 +267,8 @@ def test_what_a_workdir_keeps():
         ({"sweep__seeds": 1}, "got 1: one seed decides nothing"),
     ],
 )
-def test_settings(overrides, says):
-    with pytest.raises(SettingsError, match=says):
+def test_settings(overrides, message):
+    with pytest.raises(SettingsError, match=message):
         study(**overrides)
 
 
@@ -286,8 +288,8 @@ def trained(**overrides):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """(rows, report) of such a sweep, left alone."""
-    found = sweep.run(trained(), tmp_path_factory.mktemp("alone"), progress=False)
-    return found.rows, found.page
+    result = sweep.run(trained(), tmp_path_factory.mktemp("alone"), progress=False)
+    return result.rows, result.page
 
 
 def test_trained_as_planted(alone):
@@ -295,8 +297,8 @@ def test_trained_as_planted(alone):
     rows, page = alone
     chosen = trained()
     by_key = {row["key"]: row for row in rows}
-    found = decide(trials(chosen), by_key, chosen)
-    assert [row["key"] for row in rows] == keys(found.asked)
+    decision = decide(trials(chosen), by_key, chosen)
+    assert [row["key"] for row in rows] == keys(decision.asked)
     assert len(rows) > len(trials(chosen))
     assert page.exists()
     table, _ = finished(by_key, chosen)

@@ -109,8 +109,8 @@ def test_the_number_of_trials_in_a_program_changes_no_bit(family):
 def test_the_bits_of_programs_that_are_compiled_for_speed(tmp_path):
     """The test above in a process without the flags of conftest.py, which make programs compile cheaply."""
     names = [name for name in os.environ if not name.startswith(("JAX_", "XLA_", "PYTEST_"))]
-    own = {OPTIMIZED: "1", "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    environment = {name: os.environ[name] for name in names} | own
+    overrides = {OPTIMIZED: "1", "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    environment = {name: os.environ[name] for name in names} | overrides
     command = [
         sys.executable,
         "-m",

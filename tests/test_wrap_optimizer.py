@@ -89,19 +89,19 @@ KINDS = {
 def test_what_an_update_is(kind):
     tx, expected = KINDS[kind]
     specs = specs_at(depth=2)
-    found = probe_updates(specs, tx)
+    rules = probe_updates(specs, tx)
     paths = [spec.path.split("/")[-1] for spec in jax.tree.leaves(specs, is_leaf=is_spec)]
-    assert dict(zip(paths, [own.family for own in found], strict=True)) == expected
-    assert all(own.decays for own in found)
+    assert dict(zip(paths, [rule.family for rule in rules], strict=True)) == expected
+    assert all(rule.decays for rule in rules)
     if "adam" in expected.values():
-        assert all(own.scale_free for own in found if own.family == "adam") == (kind != "clipped adam")
+        assert all(rule.scale_free for rule in rules if rule.family == "adam") == (kind != "clipped adam")
 
 
 def test_two_stacked_blocks_are_not_taken_for_orthogonal():
     """Turned along an axis of two by nearly a right angle, or hardly at all, Adam's update turns as Muon's does."""
     specs = [dm.ParamSpec(f"w{i}", "hidden", True, (2, 4, 4), 4, 4, 4, 2, stack_axis=0) for i in range(48)]
-    assert {own.family for own in probe_updates(specs, optax.adam(1e-3))} == {"adam"}
-    assert {own.family for own in probe_updates(specs, planted(orthogonal))} == {"muon"}
+    assert {rule.family for rule in probe_updates(specs, optax.adam(1e-3))} == {"adam"}
+    assert {rule.family for rule in probe_updates(specs, planted(orthogonal))} == {"muon"}
 
 
 def matrices(width, depth):
@@ -145,9 +145,9 @@ def test_the_factor_of_width(name):
     params = jax.tree.map(jnp.asarray, matrices(16, 8))
     grads = jax.tree.map(lambda w: jnp.asarray(rng.normal(size=w.shape)), params)
     wrapped = dm.wrap(dm.parameterization("mup", base_width=4), specs, tx)
-    ours, plain = (t.update(grads, t.init(params), params)[0] for t in (wrapped, tx))
+    scaled, plain = (t.update(grads, t.init(params), params)[0] for t in (wrapped, tx))
     for key, factor in zip(("in", "w", "out"), expected, strict=True):
-        np.testing.assert_allclose(ours[key], factor * plain[key], rtol=0, atol=5e-2 * abs(plain[key]).max())
+        np.testing.assert_allclose(scaled[key], factor * plain[key], rtol=0, atol=5e-2 * abs(plain[key]).max())
 
 
 @pytest.mark.parametrize(("name", "power"), [("depth_mup", -1.0), ("depth_ode", -1.0), ("mup", 0.0)])
@@ -161,9 +161,9 @@ def test_eps_of_an_update_inverse_to_the_gradient(name, power):
     rng = np.random.default_rng(1)
     params = jax.tree.map(jnp.asarray, matrices(16, 8))
     grads = [jax.tree.map(lambda w: jnp.asarray(1e-3 * rng.normal(size=w.shape)), params) for _ in range(2)]
-    ours = train(dm.wrap(p, specs, matrix_updates.shampoo(0.5, eps=1e-6)), params, grads)["w"] - params["w"]
+    scaled = train(dm.wrap(p, specs, matrix_updates.shampoo(0.5, eps=1e-6)), params, grads)["w"] - params["w"]
     plain = train(matrix_updates.shampoo(0.5, eps=1e-6 * eps**2), params, grads)["w"] - params["w"]
-    assert_close(ours, lr * plain, 1e-4)
+    assert_close(scaled, lr * plain, 1e-4)
 
 
 # Transformations that need arguments, or others than their defaults.
@@ -278,8 +278,8 @@ def train(tx, params, grads):
 
 def problem(p, specs, steps=4):
     """(stored weights, gradients of stored weights, what they are stored over)"""
-    own, stored = (dm.factors(q, specs, p.table.families[0]).init for q in (p.in_form("mup"), p))
-    divisor = jax.tree.map(lambda a, b: a / b, own, stored)
+    in_mup_form, stored = (dm.factors(q, specs, p.table.families[0]).init for q in (p.in_form("mup"), p))
+    divisor = jax.tree.map(lambda a, b: a / b, in_mup_form, stored)
     weights = jax.tree.map(lambda w, s: jnp.asarray(w / s), init(16, 8), divisor)
     rng = np.random.default_rng(3)
     grads = [jax.tree.map(lambda w, s: rng.normal(size=w.shape) * s, weights, divisor) for _ in range(steps)]
@@ -318,9 +318,9 @@ def test_equal_to_our_optimizer(name, x64):
     for form in ("mup", "canonical", "absorbed"):
         p = dm.parameterization("depth_mup", **BASE, gamma0=2.0, base_head_dim=2).in_form(form)
         params, grads, divisor = problem(p, absorbing(specs, parts))
-        ours = train(dm.optimizer(p, absorbing(specs, parts), name, 0.01, **options), params, grads)
-        assert_close(train(dm.wrap(p, absorbing(specs, parts), tx), params, grads), ours)
-        trained.append(jax.tree.map(lambda w, s: w * s, ours, divisor))
+        weights = train(dm.optimizer(p, absorbing(specs, parts), name, 0.01, **options), params, grads)
+        assert_close(train(dm.wrap(p, absorbing(specs, parts), tx), params, grads), weights)
+        trained.append(jax.tree.map(lambda w, s: w * s, weights, divisor))
     assert np.ptp(divisor["blocks"]["w"]) > 0.1
     for other in trained[1:]:
         assert_close(other, trained[0])
@@ -341,11 +341,11 @@ def test_muon_grows_by_consistent_rms(x64):
         p = dm.parameterization(name, **BASE)
         params, grads, _ = problem(p, specs, 1)
         tx = muon(consistent_rms=0.2)
-        ours, theirs = (
+        scaled, plain = (
             train(t, params, grads)["blocks"]["w"] - params["blocks"]["w"] for t in (dm.wrap(p, specs, tx), tx)
         )
         lr = dm.factors(p, specs, "muon").lr["blocks"]["w"]
-        np.testing.assert_allclose(ours, grown * lr * theirs, rtol=1e-3)
+        np.testing.assert_allclose(scaled, grown * lr * plain, rtol=1e-3)
 
 
 @pytest.mark.parametrize("layout", ["in_out", "out_in"])
@@ -362,13 +362,13 @@ def test_muon_as_it_comes(layout, x64):
     params = of(16, 8)
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda w: rng.normal(size=w.shape), params)
-    ours, plain = (t.update(grads, t.init(params), params)[0] for t in (dm.wrap(p, specs, tx), tx))
-    ratio = jax.tree.map(lambda a, b: float(np.mean(a / b)), ours, plain)
+    scaled, plain = (t.update(grads, t.init(params), params)[0] for t in (dm.wrap(p, specs, tx), tx))
+    ratio = jax.tree.map(lambda a, b: float(np.mean(a / b)), scaled, plain)
     # The rule of singular values 1 is (m_out / m_in)^1/2, and m_in^1/2 for the readout; m = 4.
-    at_base, here = (1, (16 / 5) ** 0.5) if layout == "in_out" else ((5 / 4) ** 0.5, 1)
-    np.testing.assert_allclose(ratio["in"], 2 * at_base / here, rtol=1e-3)
-    at_base, here = (1, 1) if layout == "in_out" else (2, 4)
-    np.testing.assert_allclose(ratio["out"], 2 * at_base / here, rtol=1e-3)
+    at_base, at_size = (1, (16 / 5) ** 0.5) if layout == "in_out" else ((5 / 4) ** 0.5, 1)
+    np.testing.assert_allclose(ratio["in"], 2 * at_base / at_size, rtol=1e-3)
+    at_base, at_size = (1, 1) if layout == "in_out" else (2, 4)
+    np.testing.assert_allclose(ratio["out"], 2 * at_base / at_size, rtol=1e-3)
     np.testing.assert_allclose(ratio["blocks"][0]["w"], 4**-0.5, rtol=1e-3)
     np.testing.assert_allclose(ratio["blocks"][0]["bias"], 4**-0.5, rtol=1e-3)
 
@@ -399,12 +399,12 @@ def test_clipping_inside_leaves_eps_alone(x64):
 def test_wrappers_inside_are_wrappers_outside(x64):
     p, specs = dm.parameterization("depth_mup", **BASE), specs_at()
     params, grads, _ = problem(p, specs)
-    ours = train(dm.optimizer(p, specs, "adamw", 0.01, weight_decay=0.1), params, grads)
+    expected = train(dm.optimizer(p, specs, "adamw", 0.01, weight_decay=0.1), params, grads)
     injected = optax.inject_hyperparams(optax.adamw)(learning_rate=0.01, weight_decay=0.1)
-    assert_close(train(dm.wrap(p, specs, injected), params, grads), ours, 1e-7)  # in both some numbers are float32
+    assert_close(train(dm.wrap(p, specs, injected), params, grads), expected, 1e-7)  # in both some numbers are float32
     twice = [g for g in grads for _ in range(2)]
     accumulated = dm.wrap(p, specs, optax.MultiSteps(optax.adamw(0.01, weight_decay=0.1), 2))
-    assert_close(train(accumulated, params, twice), ours, 1e-7)
+    assert_close(train(accumulated, params, twice), expected, 1e-7)
 
 
 def test_inside_a_jitted_step(x64):
@@ -454,9 +454,9 @@ def test_a_contradiction_is_warned_of(x64):
     tx = optax.sgd(0.1)
     with pytest.warns(UserWarning, match="blocks/w has family='adam', but its update is that of 'sgd'"):
         wrapped = dm.wrap(p, specs, tx, family={"blocks/w": "adam"})
-    with pytest.warns(UserWarning, match=r"blocks/b \(and 4 more\) has family='adam'") as told:
+    with pytest.warns(UserWarning, match=r"blocks/b \(and 4 more\) has family='adam'") as warned:
         dm.wrap(p, specs, tx, family="adam")
-    assert len(told) == 1
+    assert len(warned) == 1
     factors = dm.factors(p, specs, {**jax.tree.map(lambda _: "sgd", init(1, 1)), "blocks": {"b": "sgd", "w": "adam"}})
     by_hand = optax.chain(tx, optax.stateless(lambda u, _: jax.tree.map(lambda a, f: a * f, u, factors.lr)))
     assert_close(train(wrapped, params, grads), train(by_hand, params, grads))
@@ -468,7 +468,7 @@ def free(tx):
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: {"tx": free(optax.set_to_zero())}, "blocks/b: it did not move in 256 steps; pass family="),
         (lambda: {"tx": planted(lambda g, w: g / jnp.linalg.norm(g))}, "it is the gradient over its norm"),
@@ -484,15 +484,15 @@ def free(tx):
         (lambda: {"tx": optax.lion(0.1), "name": "am_mup"}, "defined for the sgd family only"),
     ],
 )
-def test_errors(make, says):
+def test_errors(make, message):
     given = make()
     p = dm.parameterization(given.pop("name", "depth_mup"), **BASE)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         dm.wrap(p, specs_at(depth=2), **given)
 
 
 @pytest.mark.parametrize(
-    ("tx", "says"),
+    ("tx", "message"),
     [
         (
             optax.chain(matrix_updates.muon(), matrix_updates.times_weight_norm()),
@@ -513,9 +513,9 @@ def test_errors(make, says):
         ),
     ],
 )
-def test_updates_of_matrices_without_a_rule(tx, says):
+def test_updates_of_matrices_without_a_rule(tx, message):
     p, specs = dm.parameterization("depth_mup", **BASE), dm.infer_specs(matrices, width=16, depth=2)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         dm.wrap(p, specs, tx)
 
 
@@ -525,8 +525,8 @@ def test_a_step_that_is_projected_afterwards(x64):
     params = jax.tree.map(jnp.asarray, matrices(16, 2))
     step = optax.chain(optax.scale_by_adam(), matrix_updates.times_weight_norm(-0.01))
     wrapped = dm.wrap(p, specs, step)
-    ours, plain = (t.update(params, t.init(params), params)[0] for t in (wrapped, step))
-    assert_close(ours, jax.tree.map(lambda u, f: u * f, plain, dm.factors(p, specs, "adafactor").lr), 1e-5)
+    scaled, plain = (t.update(params, t.init(params), params)[0] for t in (wrapped, step))
+    assert_close(scaled, jax.tree.map(lambda u, f: u * f, plain, dm.factors(p, specs, "adafactor").lr), 1e-5)
 
 
 def test_a_coordinate_check_trains_by_the_same_optimizer():

@@ -89,11 +89,11 @@ def test_calls_of_the_package(table, names):
 @pytest.mark.parametrize("table", OF_COMMAND)
 def test_calls_of_the_command(table, call):  # noqa: F811
     wrong = {}
-    for text, says in CALLS[table].items():
+    for text, message in CALLS[table].items():
         done = call(*OF_COMMAND[table](text))
         line = done.stderr.lstrip("\r")  # of a progress bar
         is_one_line = line.startswith("error: ") and line.count("\n") == 1 and not done.stdout
-        if done.returncode != 2 or not is_one_line or says not in line or "Traceback" in line:
+        if done.returncode != 2 or not is_one_line or message not in line or "Traceback" in line:
             wrong[text] = done
     assert wrong == {}
 
@@ -165,17 +165,17 @@ def test_a_flag_that_is_given_again_replaces(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "status", "says"),
+    ("arguments", "status", "message"),
     [
         (["train", "--config=default:nofamily"], 2, "error: unknown model family 'nofamily'"),
         (["train", "--config=main.py"], 2, "error: AttributeError in the config file"),
         (["sweep", "--dry_run", "--config.sweep.axes=epochs=1e308,2"], 2, "error: epochs = 1e+308 does not fit"),
     ],
 )
-def test_a_process(arguments, status, says):
+def test_a_process(arguments, status, message):
     done = subprocess.run([sys.executable, "main.py", *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status
-    assert says in done.stderr
+    assert message in done.stderr
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
 
 

@@ -183,8 +183,8 @@ class T5Attention(nn.Module):
             for name, init in (("q", small), ("k", usual), ("v", usual))
         )
         if bias is None:
-            there = jnp.arange(x.shape[1])
-            buckets = jnp.clip(there - there[:, None] + 4, 0, 7)
+            positions = jnp.arange(x.shape[1])
+            buckets = jnp.clip(positions - positions[:, None] + 4, 0, 7)
             bias = nn.Embed(8, self.heads, name="relative_attention_bias")(buckets).transpose(2, 0, 1)
         weights = nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) + bias)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, v)

@@ -39,7 +39,7 @@ class ConvNet1d(eqx.Module):
     def __init__(self, width, depth, *, key, channels=1):
         keys = jax.random.split(key, depth + 2)
         self.lift = eqx.nn.Conv1d(channels, width, 1, key=keys[0])
-        self.layers = [ConvBlock(width, own) for own in keys[2:]]
+        self.layers = [ConvBlock(width, block_key) for block_key in keys[2:]]
         self.project = eqx.nn.Conv1d(width, 1, 1, key=keys[1])
 
     def __call__(self, x):
@@ -181,7 +181,7 @@ class Mixer(eqx.Module):
     def __init__(self, width, depth, *, key):
         keys = jax.random.split(key, depth + 2)
         self.conv_in = eqx.nn.Conv2d(3, width, 4, stride=4, key=keys[0])
-        self.blocks = [MixerBlock(4, width, own) for own in keys[2:]]
+        self.blocks = [MixerBlock(4, width, block_key) for block_key in keys[2:]]
         self.norm, self.head = eqx.nn.LayerNorm((width, 4)), eqx.nn.Linear(width, 10, key=keys[1])
 
     def __call__(self, image):
@@ -205,10 +205,10 @@ class WaveNetLayer(nn.Module):
         gate, value = jnp.split(nn.Conv(2 * self.width, (2,), padding="CAUSAL", name="dilated")(h), 2, axis=-1)
         z = jnp.tanh(value) * nn.sigmoid(gate)
         if self.together:
-            res, skip = jnp.split(nn.Dense(2 * self.width, name="out")(z), 2, axis=-1)
+            residual, skip = jnp.split(nn.Dense(2 * self.width, name="out")(z), 2, axis=-1)
         else:
-            res, skip = nn.Dense(self.width, name="res")(z), nn.Dense(self.width, name="skip")(z)
-        return (h + res, skips + skip), skip
+            residual, skip = nn.Dense(self.width, name="res")(z), nn.Dense(self.width, name="skip")(z)
+        return (h + residual, skips + skip), skip
 
 
 class WaveNet(nn.Module):

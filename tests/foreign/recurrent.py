@@ -292,7 +292,7 @@ class S4DNet(eqx.Module):
     def __init__(self, width, depth, *, key):
         keys = jax.random.split(key, depth + 2)
         self.embed, self.head = eqx.nn.Linear(5, width, key=keys[0]), eqx.nn.Linear(width, 10, key=keys[1])
-        self.layers = [S4D(width, key=own) for own in keys[2:]]
+        self.layers = [S4D(width, key=layer_key) for layer_key in keys[2:]]
 
     def __call__(self, x):
         h = jax.vmap(self.embed)(x)

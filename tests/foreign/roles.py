@@ -32,9 +32,9 @@ def fans(init, width=16, depth=2, **options):
     }
 
 
-def refused(init, says, width=16, depth=2, **options):
+def refused(init, message, width=16, depth=2, **options):
     """The overrides that the error prints; they are enough, as they stand."""
-    with pytest.raises(dm.SpecError, match=says) as caught:
+    with pytest.raises(dm.SpecError, match=message) as caught:
         dm.infer_specs(init, width=width, depth=depth, **options)
     (printed,) = re.findall(r"(?s)overrides=(\{\n.*?\n  \})", str(caught.value))
     pasted = ast.literal_eval(printed)

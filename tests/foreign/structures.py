@@ -115,7 +115,7 @@ class OneList(eqx.Module):
     def __init__(self, width, depth, *, classes=10, key):
         keys = jax.random.split(key, depth + 2)
         first, last = eqx.nn.Linear(5, width, key=keys[0]), eqx.nn.Linear(width, classes, key=keys[1])
-        self.layers = [first, *(EqxBlock(width, own) for own in keys[2:]), last]
+        self.layers = [first, *(EqxBlock(width, block_key) for block_key in keys[2:]), last]
 
     def __call__(self, x):
         for layer in self.layers:
@@ -132,7 +132,7 @@ class Linears(eqx.Module):
         sizes = [5, *[width] * (depth + 1), 10]
         keys = jax.random.split(key, depth + 2)
         pairs = zip(itertools.pairwise(sizes), keys, strict=True)
-        self.layers = [eqx.nn.Linear(*pair, key=own) for pair, own in pairs]
+        self.layers = [eqx.nn.Linear(*pair, key=layer_key) for pair, layer_key in pairs]
 
     def __call__(self, x):
         first, *middle, last = self.layers
@@ -169,8 +169,8 @@ class EqxTied(eqx.Module):
         first, *keys = jax.random.split(key, 2 * depth + 1)
         self.embed = jax.random.normal(first, (20, width))
         attention = functools.partial(eqx.nn.MultiheadAttention, 4, width)
-        self.attention = [EqxAttention(eqx.nn.LayerNorm(width), attention(key=own)) for own in keys[:depth]]
-        self.mlps = [EqxBlock(width, own) for own in keys[depth:]]
+        self.attention = [EqxAttention(eqx.nn.LayerNorm(width), attention(key=block_key)) for block_key in keys[:depth]]
+        self.mlps = [EqxBlock(width, block_key) for block_key in keys[depth:]]
         self.norm = eqx.nn.LayerNorm(width)
 
     def __call__(self, tokens):
@@ -185,8 +185,8 @@ def dense_list(width, depth, key):
     sizes = [5, *[width] * (depth + 1), 10]
     pairs = list(itertools.pairwise(sizes))
     keys = jax.random.split(key, len(pairs))
-    return [{"w": jax.random.normal(own, pair) * pair[0] ** -0.5, "b": jnp.zeros(pair[1])}
-            for own, pair in zip(keys, pairs, strict=True)]  # fmt: skip
+    return [{"w": jax.random.normal(layer_key, pair) * pair[0] ** -0.5, "b": jnp.zeros(pair[1])}
+            for layer_key, pair in zip(keys, pairs, strict=True)]  # fmt: skip
 
 
 def call_dense_list(params, x):
@@ -206,7 +206,8 @@ def transposed(width, depth, key):
     """Kernels (outputs, inputs) in a tree of plain names."""
     keys = jax.random.split(key, 3)
     return {"first": {"weight": jax.random.normal(keys[0], (width, 5))},
-            "middle": [{"weight": jax.random.normal(own, (width, width))} for own in jax.random.split(keys[1], depth)],
+            "middle": [{"weight": jax.random.normal(layer_key, (width, width))}
+                       for layer_key in jax.random.split(keys[1], depth)],
             "last": {"weight": jax.random.normal(keys[2], (10, width))}}  # fmt: skip
 
 

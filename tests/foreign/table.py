@@ -79,9 +79,9 @@ def printed(message: str) -> dict[str, str]:
 
 def differences(m: dm.Setup, expected: Expected) -> list[str]:
     """A line for each parameter that has another role than expected, and for each glob that matches none."""
-    found = roles(m.specs)
-    lines = [f"{glob!r} matches no parameter" for glob in expected if not fnmatch.filter(found, glob)]
-    for path, role in found.items():
+    actual = roles(m.specs)
+    lines = [f"{glob!r} matches no parameter" for glob in expected if not fnmatch.filter(actual, glob)]
+    for path, role in actual.items():
         matching = [wanted for glob, wanted in expected.items() if fnmatch.fnmatchcase(path, glob)]
         wanted = matching[-1] if matching else "no role"
         if role != wanted:
@@ -105,9 +105,9 @@ def blocks(*globs: str, matrix: str = "kernel") -> dict[str, str]:
 def trunk(**layers: str) -> dict[str, str]:
     """The roles of layers outside the branches, by the role of their matrix: a bias beside a readout is a scalar, all
     other parameters are vectors."""
-    found = {}
+    by_glob = {}
     for layer, role in layers.items():
-        found[f"{layer}/*"] = "scalar" if role == "readout" else "vector"
+        by_glob[f"{layer}/*"] = "scalar" if role == "readout" else "vector"
         if role != "vector":
-            found[f"{layer}/[kwe]*"] = role  # kernel, weight, embedding
-    return found
+            by_glob[f"{layer}/[kwe]*"] = role  # kernel, weight, embedding
+    return by_glob

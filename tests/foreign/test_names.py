@@ -16,10 +16,10 @@ def around(stack):
     return lambda w, d: {"read_in": z((20, w)), **stack(w, d), "head": {"kernel": z((w, 10)), "bias": z(10)}}
 
 
-def assert_in_branches(found, branch):
+def assert_in_branches(inferred, branch):
     """The matrices at these paths are in branches. Nothing else is."""
-    assert {path for path, role in found.items() if role.startswith("branch/")} == set(branch)
-    assert (found["read_in"], found["head/kernel"], found["head/bias"]) == ("input", "readout", "scalar")
+    assert {path for path, role in inferred.items() if role.startswith("branch/")} == set(branch)
+    assert (inferred["read_in"], inferred["head/kernel"], inferred["head/bias"]) == ("input", "readout", "scalar")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -82,11 +82,11 @@ class ResNet(nn.Module):
 @pytest.mark.parametrize(("stages", "project"), [((2, 2, 2), "proj"), ((1, 2, 1), "match"), ((3, 4, 3), "match")])
 def test_flax_resnet(stages, project):
     init = lambda w, d: ResNet(w, d, stages, project).init(jax.random.key(0), jnp.ones((1, 8, 8, 3)))["params"]  # noqa: E731
-    found = infer(init, width=4, depth=1)
-    branch = {path for path, role in found.items() if role.startswith("branch/")}
-    assert branch == {path for path in found if path.startswith("Block") and project not in path}
-    assert found[f"Block_0/conv_{project}/kernel"] == "hidden"
-    assert found["Dense_0/kernel"] == "readout"
+    inferred = infer(init, width=4, depth=1)
+    branch = {path for path, role in inferred.items() if role.startswith("branch/")}
+    assert branch == {path for path in inferred if path.startswith("Block") and project not in path}
+    assert inferred[f"Block_0/conv_{project}/kernel"] == "hidden"
+    assert inferred["Dense_0/kernel"] == "readout"
 
 
 def densenet(w, d):
@@ -99,9 +99,9 @@ def densenet(w, d):
 
 def test_densenet():
     """Not residual: then depth decides nothing. Else all that is unclear is asked at once."""
-    found = infer(densenet, depth=3, residual=False)
-    assert {role for path, role in found.items() if "conv_" in path or "trans" in path} == {"hidden"}
-    assert (found["stem/kernel"], found["head"]) == ("input", "readout")
+    inferred = infer(densenet, depth=3, residual=False)
+    assert {role for path, role in inferred.items() if "conv_" in path or "trans" in path} == {"hidden"}
+    assert (inferred["stem/kernel"], inferred["head"]) == ("input", "readout")
     pasted = refused(densenet, "its shape goes from", depth=3)
     assert set(pasted.values()) == {"trunk/hidden", "trunk/readout"}
 
@@ -120,16 +120,16 @@ def test_all_at_once():
 def test_overrides_win():
     """Over names, the stack, growth and the layout; roles that cannot be are refused, unlikely ones warned of."""
     init = around(lambda w, d: {"s": z((d + 1, w)), "h": blocks({"w": z((w, w))}, d), "odd": z((w + 3, w))})
-    told = {"s": "trunk/input", "odd": "trunk/hidden"}
-    found = infer(init, overrides=told)
-    assert (found["s"], found["odd"], found["h/0/w"]) == ("input", "hidden", "branch/hidden")
-    assert infer(init, overrides=told | {"h/1/*": "trunk"})["h/1/w"] == "hidden"
+    overrides = {"s": "trunk/input", "odd": "trunk/hidden"}
+    inferred = infer(init, overrides=overrides)
+    assert (inferred["s"], inferred["odd"], inferred["h/0/w"]) == ("input", "hidden", "branch/hidden")
+    assert infer(init, overrides=overrides | {"h/1/*": "trunk"})["h/1/w"] == "hidden"
     with pytest.warns(UserWarning, match=r"read_in .* has 1 axes that grow with width, 'hidden' has 2"):
-        infer(init, overrides=told | {"read_in": "hidden"})
+        infer(init, overrides=overrides | {"read_in": "hidden"})
     with pytest.raises(dm.SpecError, match="2 axes, 'oio' has 3 letters"):
-        infer(init, overrides=told | {"read_in": "oio"})
+        infer(init, overrides=overrides | {"read_in": "oio"})
     with pytest.raises(ValueError, match="one letter per axis"):
-        infer(init, overrides=told | {"read_in": "input ox"})
+        infer(init, overrides=overrides | {"read_in": "input ox"})
 
 
 def test_leaves_that_are_no_parameters():
@@ -225,9 +225,9 @@ def test_equinox():
         with pytest.raises(dm.SpecError, match="layout='out_in'"):
             infer(lambda w, d, tied=tied: Net(w, d, tied))
         specs = dm.infer_specs(lambda w, d, tied=tied: Net(w, d, tied), width=16, depth=2, layout="out_in")
-        found = roles(specs)
-        assert (found["tok/weight"], found.get("head/weight")) == ("input", None if tied else "readout")
-        assert (found["layers/1/up/weight"], found["layers/1/down/bias"]) == ("branch/hidden", "branch/vector")
+        inferred = roles(specs)
+        assert (inferred["tok/weight"], inferred.get("head/weight")) == ("input", None if tied else "readout")
+        assert (inferred["layers/1/up/weight"], inferred["layers/1/down/bias"]) == ("branch/hidden", "branch/vector")
         model = Net(16, 2, tied)
         params = eqx.filter(model, eqx.is_inexact_array)
         scaled = dm.rescale(dm.parameterization("mup"), specs, params)
@@ -236,7 +236,7 @@ def test_equinox():
         tx = dm.optimizer(dm.parameterization("mup"), specs, "adam", 0.1)
         updates, _ = tx.update(params, tx.init(params), params)
         assert np.isfinite(eqx.apply_updates(model, updates).tok.weight).all()
-        assert roles(dm.specs_from_json(dm.specs_to_json(specs), params)) == found
+        assert roles(dm.specs_from_json(dm.specs_to_json(specs), params)) == inferred
 
 
 def test_haiku():
@@ -251,7 +251,7 @@ def test_haiku():
 
         return hk.transform(forward).init(jax.random.key(0), jnp.ones((1, 5)))
 
-    found = infer(init, depth=3)
-    assert (found["embed/w"], found["head/w"], found["head/b"]) == ("input", "readout", "scalar")
-    assert {found[f"block{end}/w"] for end in ("", "_1", "_2")} == {"branch/hidden"}
-    assert {found[f"layer_norm{end}/scale"] for end in ("", "_1", "_2")} == {"branch/vector"}
+    inferred = infer(init, depth=3)
+    assert (inferred["embed/w"], inferred["head/w"], inferred["head/b"]) == ("input", "readout", "scalar")
+    assert {inferred[f"block{end}/w"] for end in ("", "_1", "_2")} == {"branch/hidden"}
+    assert {inferred[f"layer_norm{end}/scale"] for end in ("", "_1", "_2")} == {"branch/vector"}

@@ -15,10 +15,10 @@ from tests.foreign.roles import blocks, by_path, infer, z
 KEY = jax.random.key(0)
 
 
-def summary(found):
+def summary(inferred):
     """{role: the last names, without numbers}"""
     result = {}
-    for path, role in found.items():
+    for path, role in inferred.items():
         result.setdefault(role, set()).add(path.split("/")[-1].rstrip("_0123456789"))
     return result
 
@@ -56,11 +56,11 @@ class GPT(nn.Module):
 
 @pytest.mark.parametrize(("scan", "tied", "heads"), [(True, False, 2), (False, True, None)])
 def test_gpt(scan, tied, heads):
-    found = infer(lambda w, d: GPT(w, d, scan, tied, heads).init(KEY, jnp.zeros((1, 7), int))["params"])
-    inside = {path: role for path, role in found.items() if path.startswith("h")}
+    inferred = infer(lambda w, d: GPT(w, d, scan, tied, heads).init(KEY, jnp.zeros((1, 7), int))["params"])
+    inside = {path: role for path, role in inferred.items() if path.startswith("h")}
     assert summary(inside) == {"branch/hidden": {"kernel"}, "branch/vector": {"bias", "scale"}}
     outside = {"wte/embedding": "input", "wpe": "input", "ln_f/scale": "vector", "ln_f/bias": "vector"}
-    assert found == inside | outside | ({} if tied else {"lm_head/kernel": "readout"})
+    assert inferred == inside | outside | ({} if tied else {"lm_head/kernel": "readout"})
 
 
 def test_llama():
@@ -89,8 +89,10 @@ def test_mixer_moe_lora():
                "q": {"kernel": z((w, w)), "lora_a": z((w, 4)), "lora_b": z((4, w))}}  # fmt: skip
         return {"stem": z((3, 3, 3, w)), "h": blocks(one, d), "head": z((w, 10))}
 
-    found = infer(init)
-    roles = {path.removeprefix("h/0/"): role.removeprefix("branch/") for path, role in found.items() if "h/0" in path}
+    inferred = infer(init)
+    roles = {
+        path.removeprefix("h/0/"): role.removeprefix("branch/") for path, role in inferred.items() if "h/0" in path
+    }
     assert roles == {"token/w1": "fixed", "token/w2": "fixed", "channel/w1": "hidden", "channel/w2": "hidden",
                      "moe/router": "output", "moe/wi": "hidden", "moe/wo": "hidden", "q/kernel": "hidden",
                      "q/lora_a": "output", "q/lora_b": "input"}  # fmt: skip
@@ -107,11 +109,11 @@ def test_recurrent(cell):
         def __call__(self, x):
             return nn.Dense(3, name="head")(nn.RNN(cell(self.w), name="rnn")(x))
 
-    found = infer(lambda w, d: Net(w).init(KEY, jnp.ones((1, 4, 5)))["params"], residual=False)
-    kernels = {path: role for path, role in found.items() if path.endswith("kernel") and "head" not in path}
+    inferred = infer(lambda w, d: Net(w).init(KEY, jnp.ones((1, 4, 5)))["params"], residual=False)
+    kernels = {path: role for path, role in inferred.items() if path.endswith("kernel") and "head" not in path}
     assert set(kernels.values()) == {"input", "hidden"}
     assert all((role == "input") == ("/i" in path) for path, role in kernels.items())
-    assert {role for path, role in found.items() if path.endswith("bias")} == {"vector", "scalar"}
+    assert {role for path, role in inferred.items() if path.endswith("bias")} == {"vector", "scalar"}
 
 
 @pytest.mark.parametrize("layout", ["in_out", "out_in"])
@@ -127,10 +129,10 @@ def test_convnext(layout):
         return {"stem": conv(4, 4, 3, w), "stages": stages, "head": dense(4 * w, 10),
                 "downsample": [conv(2, 2, w << i, w << i + 1) for i in (0, 1)]}  # fmt: skip
 
-    found = infer(init, layout=layout)
-    assert found["stages/1/blocks/0/dw"] == "branch/input"
-    assert (found["stages/2/blocks/1/up"], found["downsample/1"]) == ("branch/hidden", "hidden")
-    assert (found["stages/0/norm"], found["stem"], found["head"]) == ("vector", "input", "readout")
+    inferred = infer(init, layout=layout)
+    assert inferred["stages/1/blocks/0/dw"] == "branch/input"
+    assert (inferred["stages/2/blocks/1/up"], inferred["downsample/1"]) == ("branch/hidden", "hidden")
+    assert (inferred["stages/0/norm"], inferred["stem"], inferred["head"]) == ("vector", "input", "readout")
 
 
 class Layer(NamedTuple):
@@ -147,8 +149,8 @@ class Model:
 
 
 def test_tuples_and_dataclasses():
-    found = infer(lambda w, d: Model(z((5, w)), tuple(Layer(z((w, w)), z(w)) for _ in range(d)), z((w, 3))))
-    assert found == {"read": "input", "layers/0/w": "branch/hidden", "layers/0/b": "branch/vector",
+    inferred = infer(lambda w, d: Model(z((5, w)), tuple(Layer(z((w, w)), z(w)) for _ in range(d)), z((w, 3))))
+    assert inferred == {"read": "input", "layers/0/w": "branch/hidden", "layers/0/b": "branch/vector",
                      "layers/1/w": "branch/hidden", "layers/1/b": "branch/vector", "out": "readout"}  # fmt: skip
 
 
@@ -166,7 +168,7 @@ def test_nnx_transformer():
             self.h = nnx.List([NNXBlock(w, rngs) for _ in range(d)])
             self.head = nnx.Linear(w, 50, rngs=rngs)
 
-    found = infer(lambda w, d: nnx.state(Net(w, d), nnx.Param))
-    inside = {path: role for path, role in found.items() if path.startswith("h/")}
+    inferred = infer(lambda w, d: nnx.state(Net(w, d), nnx.Param))
+    inside = {path: role for path, role in inferred.items() if path.startswith("h/")}
     assert summary(inside) == {"branch/hidden": {"kernel"}, "branch/vector": {"bias", "scale"}}
-    assert (found["tok/embedding"], found["head/kernel"], found["head/bias"]) == ("input", "readout", "scalar")
+    assert (inferred["tok/embedding"], inferred["head/kernel"], inferred["head/bias"]) == ("input", "readout", "scalar")

@@ -29,8 +29,8 @@ def test_forgotten_layout(names):
     init = torch_like(*names)
     with pytest.raises(dm.SpecError, match="layout='out_in'"):
         infer(init)
-    found = infer(init, layout="out_in")
-    assert (found[f"embed/{names[0]}"], found[f"head/{names[0]}"]) == ("input", "readout")
+    inferred = infer(init, layout="out_in")
+    assert (inferred[f"embed/{names[0]}"], inferred[f"head/{names[0]}"]) == ("input", "readout")
     assert fans(init, layout="out_in")[f"h/0/fc/{names[0]}"] == (16, 64)
 
 
@@ -82,10 +82,10 @@ def test_cross_attention():
         return of
 
     for with_bias, name in ((True, "context"), (False, "key"), (False, "to_v")):
-        found = by_path(dm.infer_specs(init(with_bias, name), width=64, depth=2))
-        spec = found[f"h/0/{name}/kernel"]
+        leaf_specs = by_path(dm.infer_specs(init(with_bias, name), width=64, depth=2))
+        spec = leaf_specs[f"h/0/{name}/kernel"]
         assert (spec.role, spec.in_branch, spec.fan_in, spec.fan_out) == ("input", True, 48, 64)
-        assert found["h/0/out/kernel"].fan_in == 64
+        assert leaf_specs["h/0/out/kernel"].fan_in == 64
     assert refused(init(False, "context"), "stands between two others", 64) == {
         "h/*/context/kernel": "branch/input ioo"
     }
@@ -100,13 +100,13 @@ def test_state_space():
     mamba = ssm(lambda w: {"A_log": z((2 * w, 16)), "D": z(2 * w), "in_proj": {"kernel": z((w, 4 * w))},
                            "dt_proj": {"kernel": z((4, 2 * w)), "bias": z(2 * w)},
                            "x_proj": {"kernel": z((2 * w, 36))}, "out_proj": {"kernel": z((2 * w, w))}})  # fmt: skip
-    found = infer(mamba)
-    assert (found["h/0/A_log"], found["h/0/x_proj/kernel"]) == ("branch/vector", "branch/output")
-    assert (found["h/0/dt_proj/kernel"], found["h/0/D"]) == ("branch/input", "branch/vector")
+    inferred = infer(mamba)
+    assert (inferred["h/0/A_log"], inferred["h/0/x_proj/kernel"]) == ("branch/vector", "branch/output")
+    assert (inferred["h/0/dt_proj/kernel"], inferred["h/0/D"]) == ("branch/input", "branch/vector")
     s5 = ssm(lambda w: {"Lambda_re": z(16), "B_re": z((16, w)), "B_im": z((16, w)), "C_re": z((w, 16)), "D": z(w)})
-    found = by_path(dm.infer_specs(s5, width=32, depth=2))
-    assert [found[f"h/0/{k}"].role for k in ("B_re", "B_im", "C_re")] == ["output", "output", "input"]
-    assert (found["h/1/B_re"].fan_in, found["h/1/C_re"].fan_in) == (32, 16)
+    inferred = by_path(dm.infer_specs(s5, width=32, depth=2))
+    assert [inferred[f"h/0/{k}"].role for k in ("B_re", "B_im", "C_re")] == ["output", "output", "input"]
+    assert (inferred["h/1/B_re"].fan_in, inferred["h/1/C_re"].fan_in) == (32, 16)
     paired = infer(ssm(lambda w: {"Lambda_re": z(16), "B": z((16, w, 2)), "C": z((w, 16, 2))}), 32)
     assert (paired["h/0/B"], paired["h/0/C"]) == ("branch/output", "branch/input")
     for s4d in (lambda w: {"log_A_real": z((w, 16)), "A_imag": z((w, 16)), "C": z((w, 16, 2)), "log_dt": z(w)},
@@ -115,18 +115,18 @@ def test_state_space():
 
 
 def test_low_rank_factors_are_matrices():
-    found = infer(ssm(lambda w: {"kernel": z((w, w)), "lora_A": z((w, 4)), "lora_B": z((4, w))}))
-    assert (found["h/0/lora_A"], found["h/0/lora_B"]) == ("branch/output", "branch/input")
+    inferred = infer(ssm(lambda w: {"kernel": z((w, w)), "lora_A": z((w, 4)), "lora_B": z((4, w))}))
+    assert (inferred["h/0/lora_A"], inferred["h/0/lora_B"]) == ("branch/output", "branch/input")
 
 
 def test_vectors_of_two_axes():
     one = lambda w: {"qkv": {"kernel": z((w, 3, w // 8, 8)), "b": z((3, w // 8, 8))}, "b_q": z((w // 8, 8)),  # noqa: E731
                      "q_bias": z((w // 8, 8)), "beta": z((w, 1)), "norm": {"scale": z((w, 1))},
                      "to_one": {"kernel": z((w, 1))}}  # fmt: skip
-    found = infer(ssm(one), 32)
+    inferred = infer(ssm(one), 32)
     for name in ("qkv/b", "b_q", "q_bias", "beta", "norm/scale"):
-        assert found[f"h/0/{name}"] == "branch/vector", name
-    assert (found["h/0/to_one/kernel"], found["h/0/qkv/kernel"]) == ("branch/output", "branch/hidden")
+        assert inferred[f"h/0/{name}"] == "branch/vector", name
+    assert (inferred["h/0/to_one/kernel"], inferred["h/0/qkv/kernel"]) == ("branch/output", "branch/hidden")
     gated = refused(
         ssm(lambda w: {"w": z((w, w)), "gate": z((w // 8, 1)), "decay": z((w, 16))}), "gate .* a matrix", 32
     )
@@ -135,13 +135,17 @@ def test_vectors_of_two_axes():
 
 # S7: lists that hold more than blocks, blocks without a skip connection.
 def test_read_in_and_readout_in_the_list():
-    found = infer(lambda w, d: {"layers": [z((20, w)), *blocks(z((w, w)), d - 1)], "head": z((w, 10))}, depth=3)
-    assert list(found.values()) == ["readout", "input", "branch/hidden", "branch/hidden"]
+    inferred = infer(lambda w, d: {"layers": [z((20, w)), *blocks(z((w, w)), d - 1)], "head": z((w, 10))}, depth=3)
+    assert list(inferred.values()) == ["readout", "input", "branch/hidden", "branch/hidden"]
     layer = lambda a, b: {"w": z((a, b)), "b": z(b)}  # noqa: E731
-    found = infer(lambda w, d: {"layers": [layer(20, w), *blocks(layer(w, w), d - 1)], "head": z((w, 10))}, depth=3)
-    assert (found["layers/0/w"], found["layers/0/b"], found["layers/1/b"]) == ("input", "vector", "branch/vector")
-    found = infer(lambda w, d: {"layers": [z((20, w)), *blocks(z((w, w)), d), z((w, 10))]})
-    assert list(found.values()) == ["input", "branch/hidden", "branch/hidden", "readout"]
+    inferred = infer(lambda w, d: {"layers": [layer(20, w), *blocks(layer(w, w), d - 1)], "head": z((w, 10))}, depth=3)
+    assert (inferred["layers/0/w"], inferred["layers/0/b"], inferred["layers/1/b"]) == (
+        "input",
+        "vector",
+        "branch/vector",
+    )
+    inferred = infer(lambda w, d: {"layers": [z((20, w)), *blocks(z((w, w)), d), z((w, 10))]})
+    assert list(inferred.values()) == ["input", "branch/hidden", "branch/hidden", "readout"]
 
 
 def mobile(shortcut):
@@ -176,8 +180,8 @@ def test_shortcuts_in_every_block():
         return of
 
     for name in ("shortcut", "nin_shortcut", "res_conv", "skip_conv"):
-        found = infer(init(name))
-        assert (found[f"up/1/{name}"], found["up/1/conv1"]) == ("hidden", "branch/hidden")
+        inferred = infer(init(name))
+        assert (inferred[f"up/1/{name}"], inferred["up/1/conv1"]) == ("hidden", "branch/hidden")
     assert refused(init("c"), "up/0/c .*shortcut") == {"up/*/c": "trunk/hidden"}
 
 
@@ -209,8 +213,8 @@ def test_plateaus():
         one = {"q": z((w, w // 16, 16)), "k": z((w, max(1, w // 64), 16)), "mlp": z((w, -(-w // 64) * 128))}
         return {"in": z((20, w)), "h": blocks(one, d), "out": z((w, 10))}
 
-    says = r"h/0/k: axis 1 grows from 1 to 1 to 2 at widths 32, 64, 128"
-    assert refused(init, says, 32) == {"h/*/k": "branch/hidden", "h/*/mlp": "branch/hidden"}
+    message = r"h/0/k: axis 1 grows from 1 to 1 to 2 at widths 32, 64, 128"
+    assert refused(init, message, 32) == {"h/*/k": "branch/hidden", "h/*/mlp": "branch/hidden"}
     with pytest.raises(dm.SpecError, match="From width 64 on"):
         infer(init, 32)
     assert infer(init, 64)["h/0/k"] == "branch/hidden"
@@ -241,18 +245,18 @@ def test_fixed_width():
         one = {"w": z((w, w)), "bottle": z((8, 8)), "b8": z(8), "scale": z(())}
         return {"stem": stem, "in": z((32, w)), "h": blocks(one, d), "head": {"kernel": z((w, 32)), "bias": z(32)}}
 
-    found = by_path(dm.infer_specs(init, width=16, depth=4))
+    leaf_specs = by_path(dm.infer_specs(init, width=16, depth=4))
     names = ("stem/conv/kernel", "stem/conv/bias", "stem/norm/scale", "h/0/bottle")
-    assert [found[name].role for name in names] == ["fixed"] * 4
-    assert [found[name].role for name in ("head/bias", "h/0/b8", "h/0/scale")] == ["scalar"] * 3
-    assert found["stem/conv/kernel"].fan_in == 27
+    assert [leaf_specs[name].role for name in names] == ["fixed"] * 4
+    assert [leaf_specs[name].role for name in ("head/bias", "h/0/b8", "h/0/scale")] == ["scalar"] * 3
+    assert leaf_specs["stem/conv/kernel"].fan_in == 27
     rich = dm.parameterization("depth_mup", base_width=16, base_depth=4, gamma0=10.0)
-    assert {found[n].factors(rich, "sgd").lr for n in (*names, "in", "h/0/w")} == {100.0}
-    assert {found[n].factors(rich, "adam").lr for n in (*names, "in", "h/0/w")} == {10.0}
-    assert found["head/bias"].factors(rich, "sgd").lr == 1
+    assert {leaf_specs[n].factors(rich, "sgd").lr for n in (*names, "in", "h/0/w")} == {100.0}
+    assert {leaf_specs[n].factors(rich, "adam").lr for n in (*names, "in", "h/0/w")} == {10.0}
+    assert leaf_specs["head/bias"].factors(rich, "sgd").lr == 1
     arithmetic = dm.parameterization("am_mup")
-    assert found["h/0/bottle"].factors(arithmetic, "sgd").init == 0.5
-    assert {found[n].factors(arithmetic, "sgd").init for n in ("stem/conv/kernel", "h/0/b8", "h/0/scale")} == {1.0}
+    assert leaf_specs["h/0/bottle"].factors(arithmetic, "sgd").init == 0.5
+    assert {leaf_specs[n].factors(arithmetic, "sgd").init for n in ("stem/conv/kernel", "h/0/b8", "h/0/scale")} == {1.0}
 
 
 # S13: fans.
@@ -288,11 +292,11 @@ def test_einsum_of_gemma(fixed_heads):
             **{f"layer_{i}": {"attn": attn, "mlp": mlp} for i in range(d)},
         }
 
-    found = fans(init, 32)
-    assert found["layer_0/attn/q_einsum/w"] == found["layer_0/attn/attn_vec_einsum/w"] == (32, 32)
-    assert found["layer_0/mlp/gating_einsum/w"] == (32, 256)
+    fan_pairs = fans(init, 32)
+    assert fan_pairs["layer_0/attn/q_einsum/w"] == fan_pairs["layer_0/attn/attn_vec_einsum/w"] == (32, 32)
+    assert fan_pairs["layer_0/mlp/gating_einsum/w"] == (32, 256)
     if fixed_heads:
-        assert found["layer_1/attn/kv_einsum/w"] == (32, 16)
+        assert fan_pairs["layer_1/attn/kv_einsum/w"] == (32, 16)
 
 
 def test_kernels_of_flax_gpt2():
@@ -303,8 +307,8 @@ def test_kernels_of_flax_gpt2():
         one = {"attn": {"c_attn": conv(3 * w, w), "c_proj": conv(w, w)}, "mlp": {"c_fc": conv(4 * w, w)}}
         return {"wte": {"embedding": z((50, w))}, "h": {str(i): one for i in range(d)}, "ln_f": {"scale": z(w)}}
 
-    found = fans(init, 32)
-    assert (found["h/0/attn/c_attn/kernel"], found["h/0/mlp/c_fc/kernel"]) == ((32, 96), (32, 128))
+    fan_pairs = fans(init, 32)
+    assert (fan_pairs["h/0/attn/c_attn/kernel"], fan_pairs["h/0/mlp/c_fc/kernel"]) == ((32, 96), (32, 128))
     square = fans(lambda w, d: {"in": z((5, w)), "h": blocks({"w": z((4 * w, w))}, d), "out": z((w, 3))}, 32,
                   overrides={"h/*": "oi"})  # fmt: skip
     assert square["h/0/w"] == (32, 128)
@@ -315,8 +319,8 @@ def test_slashes_in_keys():
     def init(w, d):
         return {"a/b": {"w": z((5, w))}, "a": {"b": {"w": z((w, 3))}}, "h": blocks(z((w, w)), d)}
 
-    found = infer(init)
-    assert (found["a|b/w"], found["a/b/w"]) == ("input", "readout")
+    inferred = infer(init)
+    assert (inferred["a|b/w"], inferred["a/b/w"]) == ("input", "readout")
     params = jax.tree.map(lambda w: jnp.ones(w.shape), init(16, 2))
     scaled = dm.rescale(dm.parameterization("mup"), dm.infer_specs(init, width=16, depth=2), params)
     assert (scaled["a/b"]["w"][0, 0], scaled["a"]["b"]["w"][0, 0]) == (1, 4)
@@ -331,14 +335,14 @@ def test_only_boxes_lose_their_attribute():
             init = nn.with_partitioning(nn.initializers.lecun_normal(), ("a", "b"))
             return nn.Dense(3, kernel_init=init)(nn.Dense(self.w)(x))
 
-    found = infer(lambda w, d: Boxed(w).init(jax.random.key(0), jnp.ones((1, 5)))["params"], residual=False)
-    assert set(found) == {"Dense_0/bias", "Dense_0/kernel", "Dense_1/bias", "Dense_1/kernel"}
+    inferred = infer(lambda w, d: Boxed(w).init(jax.random.key(0), jnp.ones((1, 5)))["params"], residual=False)
+    assert set(inferred) == {"Dense_0/bias", "Dense_0/kernel", "Dense_1/bias", "Dense_1/kernel"}
     state = infer(lambda w, d: nnx.state(nnx.Linear(5, w, rngs=nnx.Rngs(0)), nnx.Param), residual=False)
     assert state == {"kernel": "input", "bias": "vector"}
 
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass
-    class Own:
+    class Registered:
         value: jax.Array
 
-    assert infer(lambda w, d: {"x": Own(z((5, w)))}, residual=False) == {"x/value": "input"}
+    assert infer(lambda w, d: {"x": Registered(z((5, w)))}, residual=False) == {"x/value": "input"}

@@ -80,18 +80,18 @@ def changes(m: dm.Setup, model: Foreign) -> dict[str, float]:
 
     start = jax.jit(m.fresh) if m.model.init_calls else m.fresh
     keys = [jax.random.split(jax.random.key(seed)) for seed in range(SEEDS)]
-    found = np.mean([jax.tree.leaves(change(*start(one), other)) for one, other in keys], 0)
+    means = np.mean([jax.tree.leaves(change(*start(one), other)) for one, other in keys], 0)
     total: dict[str, float] = {}
-    for spec, mean in zip(by_path(m.specs).values(), found, strict=True):
+    for spec, mean in zip(by_path(m.specs).values(), means, strict=True):
         path = re.sub(r"(?<=[_/])\d+(?=[_/]|$)", "*", spec.path)  # (t1 and t2 stay apart)
         total[path] = total.get(path, 0.0) + float(mean)
     return total
 
 
-def slopes(sizes: tuple[int, ...], found: list[dict[str, float]]) -> dict[str, float]:
+def slopes(sizes: tuple[int, ...], per_size: list[dict[str, float]]) -> dict[str, float]:
     """{path: slope in log-log}, of the parameters that act on the logits at all."""
-    acting = [path for path, value in found[0].items() if value and not fnmatch.fnmatchcase(path, STILL)]
-    return {path: np.polyfit(np.log(sizes), np.log([at[path] for at in found]), 1)[0] for path in acting}
+    acting = [path for path, value in per_size[0].items() if value and not fnmatch.fnmatchcase(path, STILL)]
+    return {path: np.polyfit(np.log(sizes), np.log([at[path] for at in per_size]), 1)[0] for path in acting}
 
 
 @pytest.mark.slow
@@ -101,11 +101,11 @@ def test_the_first_step_is_flat(name):
     at = functools.cache(lambda width, depth: changes(model.setup[0].at(width, depth), model))
     depths = DEPTHS[:-1] if name in SHALLOW else LATE.get(name, DEPTHS)
     wrong = []
-    for axis, sizes, found in (
+    for axis, sizes, per_size in (
         ("width", WIDTHS, [at(width, 4) for width in WIDTHS]),
         ("depth", depths, [at(64, depth) for depth in depths]),
     ):
-        for path, slope in slopes(sizes, found).items():
+        for path, slope in slopes(sizes, per_size).items():
             query = axis == "width" and any(fnmatch.fnmatchcase(path, glob) for glob in model.queries)
             low, high = QUERIES if query else (-LIMIT, LIMIT)
             if not low <= slope <= high:

@@ -274,8 +274,8 @@ class MoEBlock(nn.Module):
     def __call__(self, h):
         w, x = self.width, nn.LayerNorm(name="norm")(h)
         scores = nn.softmax(nn.Dense(self.experts, use_bias=False, name="router")(x))
-        best, which = jax.lax.top_k(scores, 2)
-        weights = (jax.nn.one_hot(which, self.experts) * best[..., None]).sum(-2)
+        best, chosen = jax.lax.top_k(scores, 2)
+        weights = (jax.nn.one_hot(chosen, self.experts) * best[..., None]).sum(-2)
         init = nn.initializers.lecun_normal(batch_axis=0)
         up = self.param("experts_up", init, (self.experts, w, 2 * w))
         down = self.param("experts_down", init, (self.experts, 2 * w, w))
