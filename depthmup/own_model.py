@@ -64,8 +64,6 @@ if TYPE_CHECKING:
 RATES = {True: 2.0**-8, False: 2.0**-10}  # of a check, by whether updates are linear in the gradient
 # Which parameters a check trains together, apart from all others.
 Groups = Literal["role", "path"]
-# What the model itself divides attention logits by, by `Source.attention_power`.
-DIVISORS = {0.0: "", 0.5: " / sqrt(head_dim)", 1.0: " / head_dim"}
 GROUPS: dict[Groups, Callable[[ParamSpec], str]] = {
     "role": group,
     "path": lambda spec: f"{group(spec)} {starred(spec.path)}",
@@ -381,9 +379,8 @@ class Setup:
             for kind, head_dim, axis, ranges in spec.absorbs or ():
                 factors = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim or None)
                 value = getattr(factors, kind) * (head_dim**0.5 if kind == "attention" else 1)
-                over = DIVISORS[self.source.attention_power(self.width, self.depth)] if kind == "attention" else ""
                 part = f" [{', '.join(f'{a}:{b}' for a, b in ranges)} of axis {axis}]" if ranges else ""
-                alike = places.setdefault(f"{kind} factor {value:.4g}{over}", {})
+                alike = places.setdefault(f"{kind} factor {value:.4g}", {})
                 added = f"{spec.offset:g} + " if spec.offset else ""
                 alike.setdefault((starred(spec.path), added, part), []).append(spec.path)
         return [

@@ -55,15 +55,17 @@ class Change(NamedTuple):
         return round(self.before ** (1 / power)) if math.isclose(ratio, 2**power, rel_tol=1e-2) else None
 
 
-def changes(small: Sequence[Constant], large: Sequence[Constant]) -> list[Change]:
+def changes(
+    small: Sequence[Constant], large: Sequence[Constant], kind_of: Callable[[str], str] = starred
+) -> list[Change]:
     """How the numbers of a model change from one size to another.
 
-    Behind each kind of parameter as many different numbers must be new as are gone: one that differs from block to
-    block is no change.
+    Behind each kind of parameter, which `kind_of` makes of its path, as many different numbers must be new as are gone:
+    one that differs from block to block is no change.
     """
     behind: dict[tuple[float, float], set[str]] = {}
-    for kind in dict.fromkeys(starred(constant.behind) for constant in small):
-        few, many = ({c.value for c in numbers if starred(c.behind) == kind} for numbers in (small, large))
+    for kind in dict.fromkeys(kind_of(constant.behind) for constant in small):
+        few, many = ({c.value for c in numbers if kind_of(c.behind) == kind} for numbers in (small, large))
         gone, new = sorted(few - many), sorted(many - few)
         for numbers in zip(gone, new, strict=True) if len(gone) == len(new) else ():
             behind.setdefault(numbers, set()).add(kind)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from os.path import commonpath
 from typing import Any
 
 import jax
@@ -27,6 +28,8 @@ from depthmup.parameterization import ForwardFactors, Parameterization
 from depthmup.size_constants import Constant, changes, constants
 from depthmup.specs import Layout, ParamSpec, Place, PyTree, flatten_shapes, is_spec, leaves_of, starred
 
+# {power of 1/head_dim: that of products of queries and keys}; fourth roots multiply both queries and keys
+HEAD_POWERS = {1.0: 1.0, 0.5: 0.5, 0.25: 0.5}
 SHALLOW = 4  # depth of the forward pass where no base depth is given
 
 
@@ -104,18 +107,25 @@ class Source:
     def _attentions(self, width: int, depth: int) -> list[Site]:
         return [site for site in self.sites(width, depth) if site.kind in ("attention", "bilinear") and site.head_dim]
 
-    def attention_power(self, width: int, depth: int) -> float:
-        """The power of 1/head_dim that the model multiplies products of queries and keys by, where heads grow with
-        width: 1/2 as most do, 0 (T5), or 1."""
-        width, depth = self.traced_shape(width, depth)
+    def attention_powers(self, width: int, depth: int) -> dict[int, float]:
+        """{number of a product of queries and keys: the power of 1/head_dim that the model multiplies it by}: 1/2 as
+        most do, 0 (T5), or 1; of products whose heads grow with width.
+
+        A number belongs to the attentions whose layers have the paths nearest to that of the parameter in front of it.
+        """
+        width, _ = self.traced_shape(width, depth)
         attentions = self._attentions(width, depth)
         fixed = self._fixed(attentions, width, depth)
-        heads = {site.head_dim for site in attentions if site not in fixed}
-        if not heads:
-            return 0.5
-        numbers = changes(self.numbers(width, depth), self.numbers(2 * width, depth))
-        powers = {power for change in numbers for power in (1.0, 0.5, 0.25) if change.size(-power) in heads}
-        return 1.0 if 1.0 in powers else 0.5 if powers else 0.0
+        growing = [site for site in attentions if site not in fixed]
+        powers = dict.fromkeys((site.product for site in growing), 0.0)
+        numbers = changes(self.numbers(width, depth), self.numbers(2 * width, depth), str) if growing else []
+        for change in numbers:
+            for path in change.behind:
+                shared = [max((len(commonpath([path, layer])) for layer in site.inside), default=0) for site in growing]
+                for site in (site for site, length in zip(growing, shared, strict=True) if length == max(shared)):
+                    power = next((HEAD_POWERS[p] for p in HEAD_POWERS if change.size(-p) == site.head_dim), 0.0)
+                    powers[site.product] = max(powers[site.product], power)
+        return powers
 
     def _fixed(self, attentions: Sequence[Site], width: int, depth: int) -> list[Site]:
         """Those of these attentions and products whose heads have the same size at twice the width."""
@@ -295,11 +305,12 @@ class Source:
         values, (narrow, _) = self._needed(width, depth) if self.p.kinds else [], self.traced_shape(width, depth)
         head_dims: dict[int, float] = {}
         if "attention" in self.p.kinds:
-            products, power = contractions(*_abstract(model), *self.inputs), self.attention_power(width, depth)
+            products, powers = contractions(*_abstract(model), *self.inputs), self.attention_powers(width, depth)
             for site in [site for site in values if site.kind == "attention" and site.head_dim]:
                 base = site.head_dim if self.base_heads else self.p.base_head_dim  # sites are those of the base width
+                lacking = 1 - powers.get(site.product, 0.5)
                 # The form "absorbed" takes the model for one that divides by sqrt(head_dim).
-                head_dims[site.product] = self.p.base_head_dim * (products[site.product] / base) ** (2 * (1 - power))
+                head_dims[site.product] = self.p.base_head_dim * (products[site.product] / base) ** (2 * lacking)
         return place(
             specs,
             values,

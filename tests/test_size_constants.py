@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import depthmup as dm
+from depthmup.specs import leaves_of
+from tests.foreign.conditioned import T5Attention
 from tests.foreign.models import MODELS
 from tests.foreign.table import TOKENS
 
@@ -107,12 +109,12 @@ ONE = {"attention": lambda size: 1.0}
 @pytest.mark.parametrize(
     ("numbers", "place"),
     [
-        ({}, "factor 0.5 / sqrt(head_dim) inside q_"),
+        ({}, "factor 0.5 inside q_"),
         (ONE, "factor 0.25 inside q_"),  # T5
-        ({"attention": lambda size: 1 / size}, "factor 1 / head_dim inside q_"),
-        ({"attention": lambda size: size**-0.25, "queries": lambda size: size**-0.25}, "factor 0.5 / sqrt(head_dim)"),
+        ({"attention": lambda size: 1 / size}, "factor 1 inside q_"),
+        ({"attention": lambda size: size**-0.25, "queries": lambda size: size**-0.25}, "factor 0.5"),
         (ONE | {"qk_norm": True}, "factor 0.25 inside gain_q_"),
-        (ONE | {"qk_norm": True, "queries": lambda size: size**-0.5}, "factor 0.5 / sqrt(head_dim) inside gain_q_"),
+        (ONE | {"qk_norm": True, "queries": lambda size: size**-0.5}, "factor 0.5 inside gain_q_"),
     ],
 )
 def test_attention_goes_as_one_over_the_head_size(numbers, place):
@@ -120,6 +122,38 @@ def test_attention_goes_as_one_over_the_head_size(numbers, place):
     assert not warned(transformer(**numbers))
     m = dm.setup("depth_mup", transformer(**numbers), TOKENS, width=128, depth=4, base=(32, 2), fan_in_init=False)
     assert f"attention {place}" in str(m.explain())
+
+
+class TwoAttentions(nn.Module):
+    """Flax's attention, divided by sqrt(head_dim), and T5's, which is not, with heads of one size."""
+
+    width: int
+    depth: int
+    names: tuple[str, str]
+
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.Embed(20, self.width, name="embed")(tokens)
+        for i in range(self.depth):
+            flax_name, t5_name = (name.format(i, 2 * i, 2 * i + 1) for name in self.names)
+            h = h + nn.MultiHeadDotProductAttention(4, name=flax_name)(nn.RMSNorm()(h))
+            h = h + T5Attention(4, name=t5_name)(nn.RMSNorm()(h), None)[0]
+        return nn.Dense(20, use_bias=False, name="head")(h)
+
+
+@pytest.mark.parametrize("names", [("flax_{0}", "t5_{0}"), ("attn_{1}", "attn_{2}")])
+def test_each_attention_has_the_power_of_its_own_numbers(names):
+    factory = functools.partial(TwoAttentions, names=names)
+    m = dm.setup("depth_mup", factory, TOKENS, width=128, depth=4, base=(32, 2), fan_in_init=False)
+    factors = {
+        spec.path: (32 / 4 / absorbed.head_dim) ** 0.5
+        for spec in leaves_of(m.specs)
+        for absorbed in spec.absorbs
+        if absorbed.kind == "attention"
+    }
+    expected = {path: 0.5 if "query" in path else 0.25 for path in factors}
+    assert factors == expected
+    assert {*expected.values()} == {0.5, 0.25}
 
 
 def test_attention_without_a_base():

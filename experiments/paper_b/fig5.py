@@ -22,8 +22,8 @@ with neither or with dropout, -1 with a batch norm. This was written before the 
 trainings at two depths had shown that the networks learn (10% of the images at 2 and 8 blocks, where guessing has 1%).
 Outcome: with dropout 0 holds and -3/2 does not. Plain networks (four depths count) are undecided, since the best rate
 of depths 6, 10 and 13 is the lowest of the grid; so are those with neither (two), since at four depths two seeds do not
-beat chance surely. With a batch norm the exponent is -1.21 [-1.78, -0.63], with both -1.41 [-1.99, -0.82]: 0 is excluded,
-and -1 and -3/2 hold.
+beat chance surely. With a batch norm the exponent is -1.21 [-1.78, -0.63], with both -1.41 [-1.99, -0.82]: 0 is
+excluded, and -1 and -3/2 hold.
 """
 
 from __future__ import annotations
