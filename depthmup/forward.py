@@ -144,12 +144,14 @@ def _in_their_places(
             move(exclusive(site, branches), in_branch=True)
         move(site.skip, in_branch=False)
     settled = {*placed, *paths_of(sites, "unused")}
-    if on_the_stream(leaves, branches, settled)[1]:
+    streamed, others = on_the_stream(leaves, branches, settled)
+    once = any(site.skip for site in branches) and any(spec.in_stream for spec in streamed.values())
+    if once or others:  # a norm in front of the projection of a skip acts once
         move(entries(), in_branch=False)
-    leaves, others = on_the_stream(leaves, branches, settled)
+        streamed, others = on_the_stream(leaves, branches, settled)
     if others:
         raise ForwardError(_in_no_branch(others, leaves, branches))
-    return leaves
+    return streamed
 
 
 def _heads(site: Site, leaves: Mapping[str, ParamSpec], sites: Sequence[Site]) -> Parts | None:
@@ -245,6 +247,8 @@ def on_the_stream(
     between = {path for site in branches for path in site.between if leaves[path].in_branch}
     alike = _alike(between)  # the last block's norm is followed by no block
     streamed = {path for path, spec in leaves.items() if alike(path) and spec.role in ("vector", "scalar")}
+    # Where one block projects its skip behind its norm, the norms of the others are in their branches.
+    streamed -= frozenset[str]().union(*(exclusive(site, branches) for site in branches)) - between
     inside = frozenset[str]().union(*(site.inside for site in branches)) - streamed
     paths = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
     stream = paths & streamed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from os.path import commonpath
@@ -273,23 +274,21 @@ class Source:
 
     def _entries(self, width: int, depth: int) -> list[str]:
         """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block
-        like all others is no entry: it has no shape of its own."""
-        shapes = flatten_shapes(self.model(width, depth).shapes[0])[0]
-        inside = {
-            (starred(path), shapes[path])
-            for path, place in places(self.sites(width, depth)).items()
-            if place == "branch"
-        }
+        like all others is no entry: it has no shape of its own, and its skip is not projected behind a norm."""
+        known, shapes = places(self.sites(width, depth)), flatten_shapes(self.model(width, depth).shapes[0])[0]
+        inside = {(starred(path), shapes[path]) for path, place in known.items() if place == "branch"}
 
-        def outside(depth: int) -> list[str]:
-            known = places(self.sites(width, depth))
-            return [
-                path for path in flatten_shapes(self.model(width, depth).shapes[0])[0] if known.get(path) != "branch"
-            ]
+        def outside(depth: int) -> Counter[str]:
+            """{kind: number of entries of its parameters in no branch}"""
+            known, sizes = places(self.sites(width, depth)), Counter[str]()
+            for path, shape in flatten_shapes(self.model(width, depth).shapes[0])[0].items():
+                sizes[starred(path)] += math.prod(shape) if known.get(path) != "branch" else 0
+            return sizes
 
-        few, many = (Counter(map(starred, outside(d))) for d in (depth, 2 * depth))
-        entries = [path for path in outside(depth) if few[starred(path)] == many[starred(path)]]
-        of_blocks = [path for path in entries if starred(path) in {kind for kind, _ in inside}]
+        few, many = outside(depth), outside(2 * depth)
+        entries = [path for path in shapes if known.get(path) != "branch" and few[starred(path)] == many[starred(path)]]
+        kinds = {kind for kind, _ in inside}
+        of_blocks = [path for path in entries if starred(path) in kinds and known.get(path) != "stream"]
         if all((starred(path), shapes[path]) in inside for path in of_blocks):
             return [path for path in entries if path not in of_blocks]
         return entries

@@ -98,6 +98,26 @@ class ResNet(nn.Module):
         return nn.Dense(10, name="fc")(h.mean((1, 2)))
 
 
+class PreActivationResNet(nn.Module):
+    """Norms in front, layers in one list; the first block of the second stage projects what its norm returns."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Conv(self.width, (3, 3), name="stem")(x)
+        for i in range(2 * self.depth):
+            layer, w = functools.partial("block_{}_{}".format, i), self.width << (i >= self.depth)
+            y = nn.relu(nn.LayerNorm(name=layer("norm1"))(h))
+            if h.shape[-1] != w:
+                h = nn.Conv(w, (1, 1), use_bias=False, name=layer("shortcut"))(y)
+            y = nn.Conv(w, (3, 3), use_bias=False, name=layer("conv1"))(y)
+            y = nn.relu(nn.LayerNorm(name=layer("norm2"))(y))
+            h = h + nn.Conv(w, (3, 3), use_bias=False, name=layer("conv2"))(y)
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h).mean((1, 2)))
+
+
 class MobileNet(nn.Module):
     """Inverted residuals; the first block of a stage changes the width and has no skip connection."""
 
@@ -290,6 +310,11 @@ MIXER = {"blocks/*": "branch/vector", "*/hidden_mixer/*/weight": "branch/hidden"
 WAVENET = blocks("layer*") | trunk(embed="input", after="hidden", head="readout")
 
 
+def pre_activation(depth):
+    entry = {f"block_{depth}_norm1/*": "vector", f"block_{depth}_shortcut/kernel": "hidden"}
+    return blocks("block_*") | trunk(stem="input", norm="vector", head="readout") | entry
+
+
 def in_one_list(depth):
     entry = {"": "vector", "/kernel": "hidden", "dw/kernel": "input"}
     entry = {f"block_{depth}_*{end}": role for end, role in entry.items()}
@@ -316,6 +341,7 @@ MODELS = {
     "three_channels_to_one": Foreign(of_channels(3), (ones(2, 3, 12),), CHANNEL, VMAP),
     "convnext": Foreign(ConvNeXt, (IMAGES,), STAGES | trunk(head="readout")),
     "resnet": Foreign(ResNet, (IMAGES,), RESNET, {"options": {"train": True}}),
+    "pre_activation_resnet": Foreign(PreActivationResNet, (IMAGES,), pre_activation),
     "mobilenet": Foreign(MobileNet, (IMAGES,), MOBILE | trunk(stem="input", head="readout")),
     "one_list_of_inverted_residuals": Foreign(InOneList, (IMAGES,), in_one_list),
     "densenet": Foreign(
