@@ -247,8 +247,6 @@ def on_the_stream(
     between = {path for site in branches for path in site.between if leaves[path].in_branch}
     alike = _alike(between)  # the last block's norm is followed by no block
     streamed = {path for path, spec in leaves.items() if alike(path) and spec.role in ("vector", "scalar")}
-    # Where one block projects its skip behind its norm, the norms of the others are in their branches.
-    streamed -= frozenset[str]().union(*(exclusive(site, branches) for site in branches)) - between
     inside = frozenset[str]().union(*(site.inside for site in branches)) - streamed
     paths = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
     stream = paths & streamed
