@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -118,15 +119,18 @@ class Source:
         attentions = self._attentions(width, depth)
         fixed = self._fixed(attentions, width, depth)
         growing = [site for site in attentions if site not in fixed]
-        powers = dict.fromkeys((site.product for site in growing), 0.0)
-        numbers = changes(self.numbers(width, depth), self.numbers(2 * width, depth), str) if growing else []
-        for change in numbers:
-            for path in change.behind:
-                shared = [max((len(commonpath([path, layer])) for layer in site.inside), default=0) for site in growing]
-                for site in (site for site, length in zip(growing, shared, strict=True) if length == max(shared)):
-                    power = next((HEAD_POWERS[p] for p in HEAD_POWERS if change.size(-p) == site.head_dim), 0.0)
-                    powers[site.product] = max(powers[site.product], power)
-        return powers
+
+        def numbers(width: int) -> list[Constant]:  # without the root of the head size in a norm of the queries
+            return [number for number in self.numbers(width, depth) if number.value < 1 or not number.normalized]
+
+        powers = {site.product: [0.0] for site in growing}
+        for change in changes(numbers(width), numbers(2 * width), str) if growing else ():
+            for site in itertools.chain(*(_nearest(growing, path) for path in change.behind)):
+                for power, of_product in HEAD_POWERS.items():
+                    if site.head_dim in (change.size(-power), change.size(power)):
+                        powers[site.product].append(math.copysign(of_product, change.before - change.after))
+        # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
+        return {product: max(signed) + min(signed) for product, signed in powers.items()}
 
     def _fixed(self, attentions: Sequence[Site], width: int, depth: int) -> list[Site]:
         """Those of these attentions and products whose heads have the same size at twice the width."""
@@ -370,6 +374,12 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
     stacked = list(spec.shape)
     stacked[spec.stack_axis] = stacked[spec.stack_axis] * depth // spec.depth
     return tuple(shape) == tuple(stacked)
+
+
+def _nearest(sites: Sequence[Site], path: str) -> list[Site]:
+    """The sites whose layers share the longest beginning of their paths with this one."""
+    lengths = [max((len(commonpath([path, layer])) for layer in site.inside), default=0) for site in sites]
+    return [site for site, length in zip(sites, lengths, strict=True) if length == max(lengths)]
 
 
 def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:

@@ -111,6 +111,7 @@ ONE = {"attention": lambda size: 1.0}
     [
         ({}, "factor 0.5 inside q_"),
         (ONE, "factor 0.25 inside q_"),  # T5
+        ({"queries": np.sqrt}, "factor 0.25 inside q_"),  # huggingface/transformers, FlaxT5Attention, FlaxGPTNeo
         ({"attention": lambda size: 1 / size}, "factor 1 inside q_"),
         ({"attention": lambda size: size**-0.25, "queries": lambda size: size**-0.25}, "factor 0.5"),
         (ONE | {"qk_norm": True}, "factor 0.25 inside gain_q_"),
