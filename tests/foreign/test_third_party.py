@@ -87,6 +87,11 @@ def t5(heads_grow):
     return Foreign(factory, (TOKENS, ALL, TOKENS, ALL), roles | trunk(shared="input", lm_head="readout"), LOGITS)
 
 
+def test_t5_of_hugging_face_multiplies_by_the_root_that_flax_divides_by():
+    (line,) = (line for line in str(t5(heads_grow=False).setup[0].explain()).splitlines() if "attention factor" in line)
+    assert line.startswith("attention factor 0.5 inside ")  # at twice the head size, 1/2 of no number at all
+
+
 def bert():
     """Norms after the sums."""
     modeling = pytest.importorskip("transformers.models.bert.modeling_flax_bert")
