@@ -12,7 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.graph.jaxpr import CLOSED, CONTRACTIONS, inner_jaxpr, operations, parts_of_scan, summed, typed
+from depthmup.graph.jaxpr import (
+    CLOSED,
+    CONTRACTIONS,
+    inner_jaxpr,
+    operations,
+    parts_of_scan,
+    summed,
+    takes_members,
+    typed,
+)
 from depthmup.specs import PyTree, flatten_shapes, parameters_only
 
 ADDITIONS = ("add", "add_any")
@@ -113,6 +122,7 @@ class Graph:
         closed = jax.make_jaxpr(logits)(*jax.tree.map(typed, (leaves, state_leaves, input_leaves)))
         self.nodes: list[Node] = []
         self.fed: set[Node] = set()
+        self._members: set[Node] = set()  # of stacks, where the program takes them by their number
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0
         self._number, self._times = 0, 1  # of the next operation; how often it is computed
         numbers = [number(leaf) for leaf in leaves]
@@ -191,6 +201,8 @@ class Graph:
 
         inside = operations(equation) if name in CLOSED else frozenset()
         number, self._number = self._number, self._number + 1
+        if operands and operands[0] in self._members and name == "dynamic_slice":
+            return [self._add(Node("reshape", (operands[0],), lambda value: value[None]))]
         if name == "scatter-add" and operands[0] in self.fed:  # x.at[i].add(y) is the sum of x and y at these places
             zeros = self._leaf("constant", jnp.zeros_like(operands[0].value))
             spread = self._add(Node(name, (zeros, *operands[1:]), evaluate))
@@ -217,10 +229,18 @@ class Graph:
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
         closed, length = equation.params["jaxpr"], equation.params["length"]
         consts, carries = parts_of_scan(equation)
-        sequences = operands[consts + carries :]
         outside, self._times = self._times, self._times * length
-        if any(node.path for operand in sequences if operand not in self.fed for node in self.ancestors(operand)):
-            results = self._blocks(closed, length, operands, consts, carries)
+
+        def learned(operand: Node) -> bool:
+            return operand not in self.fed and any(node.path for node in self.ancestors(operand))
+
+        stacks = [
+            operand
+            for operand, var in zip(operands[:consts], closed.jaxpr.invars, strict=False)
+            if operand.shape[:1] == (length,) and learned(operand) and takes_members(closed.jaxpr, var)
+        ]
+        if any(len(stack.shape) > 2 for stack in stacks) or any(map(learned, operands[consts + carries :])):
+            results = self._blocks(closed, length, operands, consts, carries, stacks)
         else:
             results = self._recurrence(closed, length, operands, consts, carries, equation.params["reverse"])
         self._times = outside
@@ -229,14 +249,23 @@ class Graph:
     def _body(self, closed: Any, arguments: Sequence[Node]) -> list[Node]:
         return self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
 
-    def _blocks(self, closed: Any, length: int, operands: list[Node], consts: int, carries: int) -> list[Node]:
+    def _blocks(
+        self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, stacks: Sequence[Node]
+    ) -> list[Node]:
         """A scan over parameters: its body once. Its carry is what was handed in plus noise, so that it is like any
-        later carry."""
-        body = operands[:consts]
+        later carry. stacks: the parameters whose members the body takes by their number."""
+
+        def member(operand: Node) -> Node:
+            return self._add(Node("member", (operand,), lambda value: value[0]))
+
+        members = {stack: member(stack) for stack in stacks}
+        self._members.update(members.values())
+        body = [members.get(operand, operand) for operand in operands[:consts]]
         for operand in operands[consts : consts + carries]:
-            noise = _random(self._rng, operand.value) if _floating(operand.value) else 0
-            body.append(self._add(Node("carry", (operand,), lambda value, noise=noise: value + noise)))
-        body += [self._add(Node("member", (operand,), lambda value: value[0])) for operand in operands[len(body) :]]
+            noise = _random(self._rng, operand.value) if _floating(operand.value) else None
+            added = lambda value, noise=noise: value if noise is None else value + noise  # noqa: E731
+            body.append(self._add(Node("carry", (operand,), added)))
+        body += map(member, operands[len(body) :])
         results = self._body(closed, body)
         handed = results[:carries]
 
@@ -336,7 +365,7 @@ class Graph:
 
     def weighs(self, node: Node) -> bool:
         """Whether an operation applies weights to activations."""
-        return node.op in PRODUCTS and any(operand not in self.fed for operand in node.operands)
+        return node.op in PRODUCTS and node in self.fed and any(operand not in self.fed for operand in node.operands)
 
     def normed(self, node: Node) -> bool:
         """Whether an operation divides activations by their size, as in a norm."""

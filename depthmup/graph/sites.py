@@ -205,7 +205,7 @@ def _products(
             for value, of_calls in zip((query, key), values, strict=True)
         )
         # (Where queries and keys are the same, their product grows by the square.)
-        earlier = [product for *_, product in group[:-1]]
+        earlier = [copy for *_, call in group for copy in call.copies or (call,) if copy is not product]
         parts = next((parts for parts in candidates if parts and doubles(graph, product, parts, earlier)), None)
         if parts is None and products.is_cosine(graph, query, key):
             continue  # it is at most 1 at any size of the heads

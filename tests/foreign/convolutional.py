@@ -118,6 +118,23 @@ class PreActivationResNet(nn.Module):
         return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h).mean((1, 2)))
 
 
+class ResizedPositions(nn.Module):
+    """A table of positions (1, width, height, width of the grid) that is resized to the image (SAM2)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Conv(self.width, (2, 2), (2, 2), name="stem")(x)
+        table = self.param("positions", nn.initializers.normal(1.0), (1, self.width, 2, 2))
+        h = h + jax.image.resize(table, (1, self.width, *h.shape[1:3]), "bicubic").transpose(0, 2, 3, 1)
+        for i in range(self.depth):
+            y = nn.Dense(2 * self.width, name=f"block_{i}_up")(nn.LayerNorm(name=f"block_{i}_norm")(h))
+            h = h + nn.Dense(self.width, name=f"block_{i}_down")(nn.gelu(y))
+        return nn.Dense(10, name="head")(h.mean((1, 2)))
+
+
 class MobileNet(nn.Module):
     """Inverted residuals; the first block of a stage changes the width and has no skip connection."""
 
@@ -342,6 +359,9 @@ MODELS = {
     "convnext": Foreign(ConvNeXt, (IMAGES,), STAGES | trunk(head="readout")),
     "resnet": Foreign(ResNet, (IMAGES,), RESNET, {"options": {"train": True}}),
     "pre_activation_resnet": Foreign(PreActivationResNet, (IMAGES,), pre_activation),
+    "resized_positions": Foreign(
+        ResizedPositions, (IMAGES,), blocks("block_*") | trunk(stem="input", head="readout") | {"positions": "input"}
+    ),
     "mobilenet": Foreign(MobileNet, (IMAGES,), MOBILE | trunk(stem="input", head="readout")),
     "one_list_of_inverted_residuals": Foreign(InOneList, (IMAGES,), in_one_list),
     "densenet": Foreign(

@@ -301,6 +301,36 @@ class S4DNet(eqx.Module):
         return jax.vmap(self.head)(h)
 
 
+class Listening(nn.Module):
+    """A state that attends to a memory in each step."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, carry, x, memory):
+        h, context = carry
+        values = {"from_x": x, "from_context": context, "from_h": h}
+        h = nn.tanh(sum(nn.Dense(self.width, name=name)(value) for name, value in values.items()))
+        query, keys = nn.Dense(self.width, name="query")(h), nn.Dense(self.width, name="key")(memory)
+        weights = nn.softmax(jnp.einsum("bw,btw->bt", query, keys) * self.width**-0.5)
+        context = jnp.einsum("bt,btw->bw", weights, memory)
+        return (h, context), h + context
+
+
+class Decoder(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        memory = nn.Dense(self.width, name="memory")(x)
+        scan = functools.partial(nn.scan, variable_broadcast="params", split_rngs={"params": False}, out_axes=1)
+        cell = scan(Listening, in_axes=(1, nn.broadcast))(self.width, name="cell")
+        zeros = jnp.zeros_like(memory[:, 0])
+        _, h = cell((zeros, zeros), x, memory)
+        return nn.Dense(10, name="head")(h)
+
+
 TOKENS_IN = blocks("block*") | trunk(embed="input", norm="vector", head="readout")
 MAMBA = {"*/conv1d/kernel": "branch/input", "*/x_proj/kernel": "branch/output", "*/dt_proj/kernel": "branch/input"}
 MAMBA2 = {"*/A_log": "branch/scalar", "*/D": "branch/scalar", "*/dt_bias": "branch/scalar"}
@@ -347,6 +377,12 @@ MODELS = {
     "min_gru": Foreign(MinGRU, (SEQUENCES,), TOKENS_IN),
     "min_gru_without_projection": Foreign(functools.partial(MinGRU, project=False), (SEQUENCES,), TOKENS_IN),
     "lstm": Foreign(functools.partial(Recurrent, cell=nn.LSTMCell), (SEQUENCES,), CELLS),
+    "attention_in_each_step": Foreign(
+        Decoder, (SEQUENCES,),
+        {"cell/*": "vector", "cell/*/kernel": "hidden", "cell/from_x/kernel": "input"}
+        | trunk(memory="input", head="readout"),
+        {"name": "mup", "residual": False}, queries=("cell/query/*", "cell/key/*"),
+    ),
     "lstm_without_projection": Foreign(
         functools.partial(Recurrent, cell=nn.LSTMCell, project=False), (SEQUENCES,), error=SCALE
     ),

@@ -87,6 +87,30 @@ def call_fused(params, tokens):
     return rms(jax.lax.scan(step, params["embed"][tokens], layers)[0]) @ params["head"]
 
 
+# Two stacks whose blocks are taken by their number, with a key that is handed on (AlphaFold)
+
+
+def two_stacks(width, depth, key):
+    first, second = jax.random.split(key)
+    return stacked(width, depth, first) | {"attentions": fused(width, depth, second)["layers"]}
+
+
+def call_two_stacks(params, tokens):
+    def step(layers, do, carry, i):
+        h, key = carry
+        return (do(h, at(layers, i)), jax.random.split(key)[0]), None
+
+    def attend_to(h, layer):
+        return h + attend(*jnp.split(rms(h) * layer["scale"] @ layer["qkv"], 3, -1)) @ layer["out"]
+
+    layers, numbers = params["layers"], jnp.arange(len(params["layers"]["up"]))
+    attentions = params["attentions"] | {"scale": layers["scale"]}
+    carry = params["embed"][tokens], jax.random.key(0)
+    carry, _ = jax.lax.scan(functools.partial(step, attentions, attend_to), carry, numbers)
+    carry, _ = jax.lax.scan(jax.checkpoint(functools.partial(step, layers, block)), carry, numbers)
+    return rms(carry[0]) @ params["head"]
+
+
 class FusedBlock(nn.Module):
     width: int
 
@@ -185,6 +209,10 @@ MODELS = {
     },
     "fused_qkv_cast_before_the_scan": Foreign(
         fused, (TOKENS,), ENDS | {"layers/*": "branch/hidden"}, {"call": call_fused}, queries=("*/qkv",)
+    ),
+    "two_stacks_by_number": Foreign(
+        two_stacks, (TOKENS,), STACKED | {"attentions/*": "branch/hidden"}, {"call": call_two_stacks},
+        queries=("*/qkv",),
     ),
     "fused_qkv_along_the_second_axis": Foreign(
         SecondAxis, (TOKENS,),

@@ -110,6 +110,9 @@ def test_a_head_that_a_norm_follows_has_no_output_factor():
             "attention factor 0.7071 inside block_*_k/kernel, block_*_r/kernel",
         ),
         ("mlstm", "attention factor 0.7071 inside block_*_q/bias, block_*_q/kernel"),
+        ("two_stacks_by_number", "attention factor 0.7071 inside attentions/qkv [0:64 of axis 2]"),
+        ("two_stacks_by_number", "branch factor 0.3536 inside attentions/out, layers/down"),
+        ("attention_in_each_step", "attention factor 0.7071 inside cell/query/bias, cell/query/kernel"),
         ("linear_attention", "attention factor 0.7071 inside block_*_q/kernel"),
         (
             "alibi",

@@ -41,7 +41,7 @@ NAMES = (
     "siamese", "unrolled", "ensemble", "equinox_without_bias", "board",
     "value_behind_a_bottleneck", "bottlenecks", "pointer_generator", "two_towers",
     "layers_between_that_keep_size", "linear_attention", "linear_transformer",
-    "pre_activation_resnet",
+    "pre_activation_resnet", "two_stacks_by_number", "resized_positions",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
