@@ -343,9 +343,10 @@ def _no_place(site: Site, repeating: Collection[str]) -> str:
             "the logits are homogeneous in no parameters alone: multiply what the network makes of them in the model, "
             "factors.output * logits, before any soft cap or softmax (where a tanh caps them, its argument)"
         )
+    made = f" that {some} make" if some else ""
     return (
-        "queries and keys are homogeneous in no parameters alone (a norm without a scale behind them?): multiply the "
-        "attention's logits in the model, by factors.attention instead of 1/sqrt(head_dim)"
+        f"the queries and keys{made} are homogeneous in no parameters alone (a norm without a scale behind them?): "
+        "multiply the attention's logits in the model, by factors.attention instead of 1/sqrt(head_dim)"
     )
 
 

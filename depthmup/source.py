@@ -401,6 +401,6 @@ def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Ar
         some = "" if all(kept) else f" {sum(kept)} of {len(kept)} arrays of"
         raise ForwardError(
             f"this call does not update{some} the model's batch statistics, so it is not the one of training: pass the "
-            "keyword arguments of training, such as options={'train': True}"
+            "keyword arguments of training, such as options={'train': True}, and see that the model hands them on"
         )
     return logits
