@@ -15,6 +15,7 @@ from depthmup.forward import check_readout, paths_of
 from depthmup.frameworks import as_returned
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, products
+from depthmup.infer.overrides import match
 from depthmup.infer.trees import fixed_part
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
 from depthmup.size_constants import Change, Constant, changes
@@ -42,7 +43,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     if p.alpha is not None and (source.depth_in_init or not takes_factors):
         texts.append(_depth(source, *small))
     if p.kinds and not takes_factors:
-        texts += [_unused(source, *small), _bilinear(source, *small)]
+        texts += [_unused(source, *small), _bilinear(source, *small), _readouts(source, *small)]
     if not takes_factors:
         texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
     if source.depth_in_init:
@@ -144,6 +145,20 @@ def _bilinear(source: Source, width: int, depth: int) -> str:
     return (
         f"products of activations made by {names} sum over more terms at larger widths, {sites[0].head_dim} at "
         f"width {width}, and no factor can be stored before them: divide them by the number of terms"
+    )
+
+
+def _readouts(source: Source, width: int, depth: int) -> str:
+    """Parameters that overrides call readouts, but that do not store the output factor."""
+    leaves = leaves_of(source.specs(width, depth))
+    rules = match(source.overrides, [spec.path for spec in leaves])
+    named = [spec for spec in leaves if spec.path in rules and rules[spec.path].role == "readout"]
+    paths = {spec.path for spec in named if all(absorbed.kind != "output" for absorbed in spec.absorbs or ())}
+    if not paths or "output" not in source.p.kinds:
+        return ""
+    return (
+        f"overrides call {', '.join(sorted(map(starred, paths)))} a readout, but the output factor has no place in it, "
+        "as where the network reads its logits on: multiply these logits in the model, by factors.output"
     )
 
 

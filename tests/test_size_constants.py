@@ -13,6 +13,7 @@ import depthmup as dm
 from depthmup.specs import leaves_of
 from tests.foreign.conditioned import T5Attention
 from tests.foreign.models import MODELS
+from tests.foreign.recurrent import WorldModel
 from tests.foreign.table import TOKENS
 
 
@@ -162,6 +163,12 @@ def test_attention_without_a_base():
     m = dm.setup("depth_mup", transformer(**ONE), TOKENS, width=64, depth=4, fan_in_init=False)
     assert "attention factor 0.0625 inside q_" in str(m.explain())
     assert "attention factor 0.03125 inside q_" in str(m.at(128, 4).explain())
+
+
+def test_a_readout_without_a_place_for_its_factor():
+    overrides = {"posterior/kernel": "readout"}
+    (message,) = warned(WorldModel, "mup", (np.ones((2, 3, 5), np.float32),), residual=False, overrides=overrides)
+    assert message.startswith("overrides call posterior/kernel a readout, but the output factor has no place in it")
 
 
 class UnitNorm(nn.Module):

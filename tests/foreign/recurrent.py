@@ -331,6 +331,25 @@ class Decoder(nn.Module):
         return nn.Dense(10, name="head")(h)
 
 
+class WorldModel(nn.Module):
+    """A state whose logits the next step reads, and a second head (Dreamer)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        state, posterior, prior = (nn.Dense(n, name=name) for n, name in ((self.width, "state"), (8, "posterior"),
+                                                                       (8, "prior")))  # fmt: skip
+        from_x, from_z = (nn.Dense(self.width, name=name) for name in ("from_x", "from_z"))
+        h, z, logits = jnp.zeros((len(x), self.width)), jnp.zeros((len(x), 8)), []
+        for t in range(x.shape[1]):
+            h = nn.tanh(state(nn.gelu(from_x(x[:, t]) + from_z(z) + h)))
+            logits += [posterior(h), prior(nn.gelu(h))]
+            z = nn.softmax(logits[-2])
+        return jnp.stack(logits, 1)
+
+
 TOKENS_IN = blocks("block*") | trunk(embed="input", norm="vector", head="readout")
 MAMBA = {"*/conv1d/kernel": "branch/input", "*/x_proj/kernel": "branch/output", "*/dt_proj/kernel": "branch/input"}
 MAMBA2 = {"*/A_log": "branch/scalar", "*/D": "branch/scalar", "*/dt_bias": "branch/scalar"}
