@@ -145,8 +145,9 @@ def _in_their_places(
         move(site.skip, in_branch=False)
     settled = {*placed, *paths_of(sites, "unused")}
     streamed, others = on_the_stream(leaves, branches, settled)
-    once = any(site.skip for site in branches) and any(spec.in_stream for spec in streamed.values())
-    if once or others:  # a norm in front of the projection of a skip acts once
+    projects = any(site.skip for site in branches)
+    # A norm on the stream may stand in front of the projection of one skip (ResNet v2): it acts once, as entries do.
+    if others or (projects and any(spec.in_stream for spec in streamed.values())):
         move(entries(), in_branch=False)
         streamed, others = on_the_stream(leaves, branches, settled)
     if others:

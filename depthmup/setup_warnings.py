@@ -136,10 +136,11 @@ def _unused(source: Source, width: int, depth: int) -> str:
 
 def _bilinear(source: Source, width: int, depth: int) -> str:
     """Products of activations that sum over more terms at larger widths, and to which no weights are proportional."""
-    sites = [site for site in source.sites(width, depth) if site.kind == "bilinear"]
-    powers = source.attention_powers(width, depth) if sites else {}
-    sites = [site for site in sites if powers[site.product] != 1]
-    if not sites or "attention" not in source.p.kinds:
+    if "attention" not in source.p.kinds:
+        return ""
+    powers = source.attention_powers(width, depth)
+    sites = [site for site in source.sites(width, depth) if site.kind == "bilinear" and powers[site.product] != 1]
+    if not sites:
         return ""
     names = ", ".join(sorted({starred(path) for site in sites for path in site.inside}))
     return (

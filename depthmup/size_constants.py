@@ -43,7 +43,8 @@ class _Value:
 
 
 class Change(NamedTuple):
-    """A number of the forward pass at two sizes. behind: kinds of parameters in front of what it multiplies."""
+    """A number of the forward pass at two sizes. behind: the kinds of the parameters in front of what it multiplies, or
+    their paths (`changes`)."""
 
     before: float
     after: float

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from os.path import commonpath
+from os.path import commonpath, dirname
 from typing import Any
 
 import jax
@@ -110,8 +110,8 @@ class Source:
         return [site for site in self.sites(width, depth) if site.kind in ("attention", "bilinear") and site.head_dim]
 
     def attention_powers(self, width: int, depth: int) -> dict[int, float]:
-        """{number of a product of queries and keys: the power of 1/head_dim that the model multiplies it by}: 1/2 as
-        most do, 0 (T5), or 1; of products whose heads grow with width.
+        """{number of a product of queries and keys whose heads grow with width: the power of 1/head_dim that the model
+        multiplies it by}: 1/2 in most models, 0 (T5), or 1. Two square roots count as one.
 
         A number belongs to the attentions whose layers have the paths nearest to that of the parameter in front of it.
         """
@@ -120,15 +120,18 @@ class Source:
         fixed = self._fixed(attentions, width, depth)
         growing = [site for site in attentions if site not in fixed]
 
-        def numbers(width: int) -> list[Constant]:  # without the root of the head size in a norm of the queries
+        def numbers(width: int) -> list[Constant]:
+            # Without the sqrt(head_dim) of q / ||q|| * sqrt(head_dim), which is a part of the norm.
             return [number for number in self.numbers(width, depth) if number.value < 1 or not number.normalized]
 
         powers = {site.product: [0.0] for site in growing}
         for change in changes(numbers(width), numbers(2 * width), str) if growing else ():
-            for site in itertools.chain(*(_nearest(growing, path) for path in change.behind)):
-                for power, of_product in HEAD_POWERS.items():
-                    if site.head_dim in (change.size(-power), change.size(power)):
-                        powers[site.product].append(math.copysign(of_product, change.before - change.after))
+            for path, (power, of_product) in itertools.product(change.behind, HEAD_POWERS.items()):
+                for site in _nearest(growing, path):
+                    if site.head_dim == change.size(-power):
+                        powers[site.product].append(of_product)
+                    elif site.head_dim == change.size(power) and _beside(site, path):
+                        powers[site.product].append(-of_product)
         # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
         return {product: max(signed) + min(signed) for product, signed in powers.items()}
 
@@ -278,15 +281,17 @@ class Source:
 
     def _entries(self, width: int, depth: int) -> list[str]:
         """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block
-        like all others is no entry: it has no shape of its own, and its skip is not projected behind a norm."""
+        like all others is no entry: its parameters have the shapes of the others', and none of its norms is on the
+        stream, in front of the projection of a skip."""
         known, shapes = places(self.sites(width, depth)), flatten_shapes(self.model(width, depth).shapes[0])[0]
         inside = {(starred(path), shapes[path]) for path, place in known.items() if place == "branch"}
 
         def outside(depth: int) -> Counter[str]:
-            """{kind: number of entries of its parameters in no branch}"""
-            known, sizes = places(self.sites(width, depth)), Counter[str]()
+            """{kind: total size of its parameters in no branch}; that of a stack grows with depth"""
+            placed, sizes = places(self.sites(width, depth)), Counter[str]()
             for path, shape in flatten_shapes(self.model(width, depth).shapes[0])[0].items():
-                sizes[starred(path)] += math.prod(shape) if known.get(path) != "branch" else 0
+                if placed.get(path) != "branch":
+                    sizes[starred(path)] += math.prod(shape)
             return sizes
 
         few, many = outside(depth), outside(2 * depth)
@@ -311,7 +316,7 @@ class Source:
             products, powers = contractions(*_abstract(model), *self.inputs), self.attention_powers(width, depth)
             for site in [site for site in values if site.kind == "attention" and site.head_dim]:
                 base = site.head_dim if self.base_heads else self.p.base_head_dim  # sites are those of the base width
-                lacking = 1 - powers.get(site.product, 0.5)
+                lacking = 1 - powers.get(site.product, 0.5)  # heads that do not grow have one factor at all widths
                 # The form "absorbed" takes the model for one that divides by sqrt(head_dim).
                 head_dims[site.product] = self.p.base_head_dim * (products[site.product] / base) ** (2 * lacking)
         return place(
@@ -377,9 +382,18 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
 
 
 def _nearest(sites: Sequence[Site], path: str) -> list[Site]:
-    """The sites whose layers share the longest beginning of their paths with this one."""
+    """The sites whose layers share the longest beginning of their paths with this one, and those that share a layer
+    with them: a number may multiply the sum of two products (Transformer-XL)."""
     lengths = [max((len(commonpath([path, layer])) for layer in site.inside), default=0) for site in sites]
-    return [site for site, length in zip(sites, lengths, strict=True) if length == max(lengths)]
+    nearest = [site for site, length in zip(sites, lengths, strict=True) if length == max(lengths)]
+    layers = frozenset[str]().union(*(site.inside for site in nearest))
+    return [site for site in sites if site in nearest or not layers.isdisjoint(site.inside)]
+
+
+def _beside(site: Site, path: str) -> bool:
+    """Whether a parameter is that of a layer of queries or keys, or stands beside one, as its bias does: sqrt(width)
+    behind an embedding is no root of a head size."""
+    return path in site.inside or (bool(dirname(path)) and dirname(path) in map(dirname, site.inside))
 
 
 def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:

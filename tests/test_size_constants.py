@@ -28,6 +28,7 @@ class Transformer(nn.Module):
     attention: object = lambda head_dim: head_dim**-0.5
     queries: object = lambda head_dim: 1.0  # behind a norm of the queries
     qk_norm: bool = False
+    heads: int = 4
 
     @nn.compact
     def __call__(self, tokens):
@@ -40,8 +41,8 @@ class Transformer(nn.Module):
         table = nn.Embed(20, self.width, embedding_init=embed_init, name="embed")
         h = table(tokens) * number(self.embedding, self.width, self.depth).astype(jnp.float32)
         for i in range(self.depth):
-            y = nn.RMSNorm(name=f"norm_{i}")(h)
-            q, k, v = (nn.DenseGeneral((4, self.width // 4), name=f"{name}_{i}")(y) for name in "qkv")
+            y, size = nn.RMSNorm(name=f"norm_{i}")(h), self.width // self.heads
+            q, k, v = (nn.DenseGeneral((self.heads, size), name=f"{name}_{i}")(y) for name in "qkv")
             if self.qk_norm:  # lucidrains/x-transformers, RMSNorm
                 gains = (self.param(f"gain_{name}_{i}", nn.initializers.ones, q.shape[-1:]) for name in "qk")
                 sizes = (jnp.linalg.norm(part, axis=-1, keepdims=True) for part in (q, k))
@@ -49,8 +50,8 @@ class Transformer(nn.Module):
                     part / size * np.sqrt(q.shape[-1]) * gain
                     for part, size, gain in zip((q, k), sizes, gains, strict=True)
                 )
-            q = q * number(self.queries, self.width // 4)
-            weights = nn.softmax(number(self.attention, self.width // 4) * jnp.einsum("...qhd,...khd->...hqk", q, k))
+            q = q * number(self.queries, size)
+            weights = nn.softmax(number(self.attention, size) * jnp.einsum("...qhd,...khd->...hqk", q, k))
             y = jnp.einsum("...hqk,...khd->...qhd", weights, v).reshape(h.shape)
             h = h + nn.Dense(self.width, name=f"out_{i}")(y) * number(self.branch, self.width, self.depth)
         return number(self.logits, self.width, self.depth) * nn.Dense(20, use_bias=False, name="head")(nn.RMSNorm()(h))
@@ -113,6 +114,8 @@ ONE = {"attention": lambda size: 1.0}
         ({}, "factor 0.5 inside q_"),
         (ONE, "factor 0.25 inside q_"),  # T5
         ({"queries": np.sqrt}, "factor 0.25 inside q_"),  # huggingface/transformers, FlaxT5Attention, FlaxGPTNeo
+        # google-deepmind/gemma multiplies embeddings by the root of the width: with one head no root of a head size
+        ({"embedding": lambda width, depth: np.sqrt(width), "heads": 1}, "factor 0.5 inside q_"),
         ({"attention": lambda size: 1 / size}, "factor 1 inside q_"),
         ({"attention": lambda size: size**-0.25, "queries": lambda size: size**-0.25}, "factor 0.5"),
         (ONE | {"qk_norm": True}, "factor 0.25 inside gain_q_"),

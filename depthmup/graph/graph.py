@@ -122,7 +122,7 @@ class Graph:
         closed = jax.make_jaxpr(logits)(*jax.tree.map(typed, (leaves, state_leaves, input_leaves)))
         self.nodes: list[Node] = []
         self.fed: set[Node] = set()
-        self._members: set[Node] = set()  # of stacks, where the program takes them by their number
+        self._members: set[Node] = set()  # that a scan's body takes from stacks by their number
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0
         self._number, self._times = 0, 1  # of the next operation; how often it is computed
         numbers = [number(leaf) for leaf in leaves]
@@ -234,10 +234,13 @@ class Graph:
         def learned(operand: Node) -> bool:
             return operand not in self.fed and any(node.path for node in self.ancestors(operand))
 
+        variables = [*zip(operands[:consts], closed.jaxpr.invars, strict=False)]
         stacks = [
-            operand
-            for operand, var in zip(operands[:consts], closed.jaxpr.invars, strict=False)
-            if operand.shape[:1] == (length,) and learned(operand) and takes_members(closed.jaxpr, var)
+            stack
+            for stack in dict.fromkeys(operands[:consts])
+            if stack.shape[:1] == (length,)
+            and learned(stack)
+            and all(takes_members(closed.jaxpr, var) for operand, var in variables if operand is stack)
         ]
         if any(len(stack.shape) > 2 for stack in stacks) or any(map(learned, operands[consts + carries :])):
             results = self._blocks(closed, length, operands, consts, carries, stacks)
@@ -253,7 +256,7 @@ class Graph:
         self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, stacks: Sequence[Node]
     ) -> list[Node]:
         """A scan over parameters: its body once. Its carry is what was handed in plus noise, so that it is like any
-        later carry. stacks: the parameters whose members the body takes by their number."""
+        later carry. stacks: the operands from which the body takes members by their number."""
 
         def member(operand: Node) -> Node:
             return self._add(Node("member", (operand,), lambda value: value[0]))

@@ -118,17 +118,19 @@ def inner_jaxpr(equation: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 def takes_members(jaxpr: Any, stack: Any) -> bool:
-    """Whether a jaxpr does nothing with one of its arguments but take members along the first axis, one at a time."""
+    """Whether a jaxpr does nothing with one of its arguments but take members along the first axis, one at a time, by
+    numbers that it computes. (Which members is not looked at: a scan of as many steps takes each once.)"""
     uses = [(equation, place) for equation in jaxpr.eqns for place, var in enumerate(equation.invars) if var is stack]
 
     def takes(equation: Any, place: int) -> bool:
         inner, name = inner_jaxpr(equation), equation.primitive.name
         if inner is not None:
             return name != "scan" and takes_members(inner[0], inner[0].invars[place])
-        sizes = equation.params.get("slice_sizes")
-        return name == "dynamic_slice" and place == 0 and sizes == (1, *stack.aval.shape[1:])
+        if name != "dynamic_slice" or place > 0 or hasattr(equation.invars[1], "val"):
+            return False
+        return equation.params["slice_sizes"] == (1, *stack.aval.shape[1:])
 
-    return bool(uses) and all(takes(*use) for use in uses) and not any(var is stack for var in jaxpr.outvars)
+    return all(takes(*use) for use in uses) and not any(var is stack for var in jaxpr.outvars)
 
 
 def operations(equation: Any) -> frozenset[str]:

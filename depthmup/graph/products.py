@@ -36,7 +36,7 @@ def applied(graph: Graph) -> dict[str, Node]:
     """{path of a matrix, of a stack of matrices or of the kernel of a convolution: the first product that applies it to
     activations}. Tables are none of them."""
     first, matrices = dict[str, Node](), weights(graph)
-    for node in (node for node in graph.nodes if graph.weighs(node)):
+    for node in _layers(graph):
         for number, operand in enumerate(node.operands):
             parameter = as_stored(operand)
             matrix = node.op == "dot_general" and len(parameter.shape) == 2
@@ -286,9 +286,16 @@ def last_layer(graph: Graph, node: Node) -> Node | None:
 def weights(graph: Graph) -> frozenset[str]:
     """The paths of the parameters that products alone apply to activations: matrices and kernels, but no norms, no
     biases and no embeddings, whose rows are looked up."""
-    products = (graph.parameters_of(node) for node in graph.nodes if graph.weighs(node))
+    products = map(graph.parameters_of, _layers(graph))
     tables = (graph.parameters_of(node) for node in graph.nodes if node.op == "gather" and node in graph.fed)
     return frozenset[str]().union(*products) - frozenset[str]().union(*tables)
+
+
+def _layers(graph: Graph) -> Iterator[Node]:
+    """The products that apply weights to activations, or to what a network makes of parameters alone."""
+    for node in graph.nodes:
+        if graph.weighs(node) or (node.op in PRODUCTS and all(map(graph.parameters_of_value, node.operands))):
+            yield node
 
 
 def normalized(graph: Graph, paths: Collection[str]) -> frozenset[str]:

@@ -204,7 +204,8 @@ def _products(
             homogeneous_in(graph, value, calls=list(of_calls))
             for value, of_calls in zip((query, key), values, strict=True)
         )
-        # (Where queries and keys are the same, their product grows by the square.)
+        # Earlier calls and steps keep their numbers. (Where queries and keys are the same, their product grows by the
+        # square.)
         earlier = [copy for *_, call in group for copy in call.copies or (call,) if copy is not product]
         parts = next((parts for parts in candidates if parts and doubles(graph, product, parts, earlier)), None)
         if parts is None and products.is_cosine(graph, query, key):

@@ -163,6 +163,26 @@ class MultiQuery(nn.Module):
         return nn.Dense(20, name="head")(nn.LayerNorm(name="norm")(h))
 
 
+class PositionNetwork(nn.Module):
+    """All blocks add to their logits what a network makes of relative positions (lucidrains/x-transformers)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, length, size = nn.Dense(self.width, name="embed")(x), x.shape[1], self.width // HEADS
+        distances = (jnp.arange(length)[:, None] - jnp.arange(length)).astype(jnp.float32)[..., None]
+        bias = nn.Dense(HEADS, name="bias_out")(nn.silu(nn.Dense(self.width // 4, name="bias_in")(distances)))
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"block_{i}_norm")(h)
+            q, k, v = (nn.DenseGeneral((HEADS, size), name=f"block_{i}_{name}")(y) for name in "qkv")
+            logits = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5 + bias.transpose(2, 0, 1)
+            y = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(logits), v)
+            h = h + nn.DenseGeneral(self.width, axis=(-2, -1), name=f"block_{i}_out")(y)
+        return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(h).mean(1))
+
+
 class TransformerXL(nn.Module):
     """Two products in each attention: of queries and keys, and of queries and relative positions."""
 
@@ -182,8 +202,8 @@ class TransformerXL(nn.Module):
             q, k, v = (nn.Dense(width, use_bias=False, name=f"block_{i}_{name}")(y) for name in "qkv")
             r = nn.Dense(width, use_bias=False, name=f"block_{i}_r")(positions)
             q, k, v, r = (z.reshape(*z.shape[:-1], HEADS, size) for z in (q, k, v, r))
-            logits = jnp.einsum("bqhd,bkhd->bhqk", q + content, k)
-            logits = logits + shifted(jnp.einsum("bqhd,rhd->bhqr", q + place, r))
+            logits = shifted(jnp.einsum("bqhd,rhd->bhqr", q + place, r))
+            logits = logits + jnp.einsum("bqhd,bkhd->bhqk", q + content, k)
             causal = jnp.tril(jnp.ones((length, length), bool))
             weights = jax.nn.softmax(jnp.where(causal, logits / size**0.5, -1e9))
             y = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(h.shape)
@@ -253,6 +273,11 @@ MODELS = {
     "set_transformer": Foreign(
         SetTransformer, (SEQUENCE,), HEAD | blocks("block_*") | {"block_*_points": "branch/input"},
         queries=(*QUERIES, "*_points"),
+    ),
+    "position_network": Foreign(
+        PositionNetwork, (SEQUENCE,), blocks("block_*")
+        | trunk(embed="input", norm="vector", head="readout", bias_in="input", bias_out="output")
+        | {"bias_out/bias": "scalar"},
     ),
     "transformer_xl": Foreign(
         TransformerXL, (TOKENS,), HEAD | blocks("block_*") | {"*_bias": "vector"}, queries=QUERIES

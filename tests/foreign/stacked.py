@@ -96,19 +96,19 @@ def two_stacks(width, depth, key):
 
 
 def call_two_stacks(params, tokens):
-    def step(layers, do, carry, i):
+    def step(layers, run_block, carry, i):
         h, key = carry
-        return (do(h, at(layers, i)), jax.random.split(key)[0]), None
+        return (run_block(h, at(layers, i)), jax.random.split(key)[0]), None
 
-    def attend_to(h, layer):
+    def attention_block(h, layer):
         return h + attend(*jnp.split(rms(h) * layer["scale"] @ layer["qkv"], 3, -1)) @ layer["out"]
 
     layers, numbers = params["layers"], jnp.arange(len(params["layers"]["up"]))
     attentions = params["attentions"] | {"scale": layers["scale"]}
     carry = params["embed"][tokens], jax.random.key(0)
-    carry, _ = jax.lax.scan(functools.partial(step, attentions, attend_to), carry, numbers)
-    carry, _ = jax.lax.scan(jax.checkpoint(functools.partial(step, layers, block)), carry, numbers)
-    return rms(carry[0]) @ params["head"]
+    carry, _ = jax.lax.scan(jax.checkpoint(functools.partial(step, attentions, attention_block)), carry, numbers)
+    h = jax.lax.fori_loop(0, len(numbers), lambda i, h: block(h, at(layers, i)), carry[0])
+    return rms(h) @ params["head"]
 
 
 class FusedBlock(nn.Module):
