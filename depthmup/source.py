@@ -281,8 +281,8 @@ class Source:
 
     def _entries(self, width: int, depth: int) -> list[str]:
         """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block
-        like all others is no entry: its parameters have the shapes of the others', and none of its norms is on the
-        stream, in front of the projection of a skip."""
+        like all others is no entry: its parameters have the shapes of the others', and none of them is a norm in front
+        of the projection of a skip, which acts once."""
         known, shapes = places(self.sites(width, depth)), flatten_shapes(self.model(width, depth).shapes[0])[0]
         inside = {(starred(path), shapes[path]) for path, place in known.items() if place == "branch"}
 
@@ -297,7 +297,9 @@ class Source:
         few, many = outside(depth), outside(2 * depth)
         entries = [path for path in shapes if known.get(path) != "branch" and few[starred(path)] == many[starred(path)]]
         kinds = {kind for kind, _ in inside}
-        of_blocks = [path for path in entries if starred(path) in kinds and known.get(path) != "stream"]
+        projected = frozenset[str]().union(*(site.before for site in self.sites(width, depth) if site.skip))
+        once = {path for path in projected if known.get(path) == "stream"}
+        of_blocks = [path for path in entries if starred(path) in kinds and path not in once]
         if all((starred(path), shapes[path]) in inside for path in of_blocks):
             return [path for path in entries if path not in of_blocks]
         return entries
