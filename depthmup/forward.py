@@ -144,15 +144,15 @@ def _in_their_places(
             move(exclusive(site, branches), in_branch=True)
         move(site.skip, in_branch=False)
     settled = {*placed, *paths_of(sites, "unused")}
-    streamed, others = on_the_stream(leaves, branches, settled)
+    placed_leaves, others = on_the_stream(leaves, branches, settled)
     projects = any(site.skip for site in branches)
     # A norm on the stream may stand in front of the projection of one skip (ResNet v2): it acts once, as entries do.
-    if others or (projects and any(spec.in_stream for spec in streamed.values())):
+    if others or (projects and any(spec.in_stream for spec in placed_leaves.values())):
         move(entries(), in_branch=False)
-        streamed, others = on_the_stream(leaves, branches, settled)
+        placed_leaves, others = on_the_stream(leaves, branches, settled)
     if others:
         raise ForwardError(_in_no_branch(others, leaves, branches))
-    return streamed
+    return placed_leaves
 
 
 def _heads(site: Site, leaves: Mapping[str, ParamSpec], sites: Sequence[Site]) -> Parts | None:
@@ -344,9 +344,9 @@ def _no_place(site: Site, repeating: Collection[str]) -> str:
             "the logits are homogeneous in no parameters alone: multiply what the network makes of them in the model, "
             "factors.output * logits, before any soft cap or softmax (where a tanh caps them, its argument)"
         )
-    made = f" that {some} make" if some else ""
+    layers = f" that {some} make" if some else ""
     return (
-        f"the queries and keys{made} are homogeneous in no parameters alone (a norm without a scale behind them?): "
+        f"the queries and keys{layers} are homogeneous in no parameters alone (a norm without a scale behind them?): "
         "multiply the attention's logits in the model, by factors.attention instead of 1/sqrt(head_dim)"
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by, with_roles
 from depthmup.parameterization import ForwardFactors, Parameterization
-from depthmup.size_constants import Constant, changes, constants
+from depthmup.size_constants import Change, Constant, changes, constants
 from depthmup.specs import Layout, ParamSpec, Place, PyTree, flatten_shapes, is_spec, leaves_of, starred
 
 # {power of 1/head_dim: that of products of queries and keys}; fourth roots multiply both queries and keys
@@ -126,12 +125,9 @@ class Source:
 
         powers = {site.product: [0.0] for site in growing}
         for change in changes(numbers(width), numbers(2 * width), str) if growing else ():
-            for path, (power, of_product) in itertools.product(change.behind, HEAD_POWERS.items()):
+            for path in change.behind:
                 for site in _nearest(growing, path):
-                    if site.head_dim == change.size(-power):
-                        powers[site.product].append(of_product)
-                    elif site.head_dim == change.size(power) and _beside(site, path):
-                        powers[site.product].append(-of_product)
+                    powers[site.product] += _head_powers(change, path, site)
         # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
         return {product: max(signed) + min(signed) for product, signed in powers.items()}
 
@@ -390,6 +386,14 @@ def _nearest(sites: Sequence[Site], path: str) -> list[Site]:
     nearest = [site for site, length in zip(sites, lengths, strict=True) if length == max(lengths)]
     layers = frozenset[str]().union(*(site.inside for site in nearest))
     return [site for site in sites if site in nearest or not layers.isdisjoint(site.inside)]
+
+
+def _head_powers(change: Change, path: str, site: Site) -> list[float]:
+    """The power of 1/head_dim by which a number behind a parameter multiplies an attention's product, below 0 where it
+    is a root of head_dim; empty if the number is neither."""
+    divides = [power for part, power in HEAD_POWERS.items() if change.size(-part) == site.head_dim]
+    multiplies = [-power for part, power in HEAD_POWERS.items() if change.size(part) == site.head_dim]
+    return divides + (multiplies if _beside(site, path) else [])
 
 
 def _beside(site: Site, path: str) -> bool:

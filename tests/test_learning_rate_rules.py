@@ -110,16 +110,16 @@ def test_calibrated_and_path_sums_count_relative_to_the_tuned_size():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("predictions", "message"),
     [
         ({"path_sums": {4: 1, 8: 1}}, "path_sums has no value at 2"),
         ({"calibrated": {"own": {2: None, 4: 1.0}}}, "own has no value at 2"),
         ({"calibrated": {"own": {2: 0.1, 4: 0.0}}}, "own at 4 must be positive and finite, got 0"),
     ],
 )
-def test_errors(given, message):
+def test_errors(predictions, message):
     with pytest.raises(ValueError, match=message):
-        fit.learning_rate_rules(transfer(planted(-1)), **given)
+        fit.learning_rate_rules(transfer(planted(-1)), **predictions)
 
 
 @pytest.mark.parametrize(

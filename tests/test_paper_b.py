@@ -123,10 +123,10 @@ def test_every_figure_has_one_row():
     named = [one.figure for one in FIGURES.values()] + [row[0] for row in page.elsewhere(PAPER)]
     assert len(named) == len(set(named))
     words = {word.strip() for name in named for word in name.split(",")}
-    wanted = ["1", "2a", "2b", "3", "4", "5", "6a", "6b", "6c", "6d", "7a", "7b", "7c", "8", "9", "10"]
-    wanted += ["Theorem 1", "Theorem 2", "Theorem 3", "Section 5"]
-    wanted += [f"Appendix {name}" for name in ("A", "C.1", "E", "F")]
-    assert set(wanted) <= words
+    claimed = ["1", "2a", "2b", "3", "4", "5", "6a", "6b", "6c", "6d", "7a", "7b", "7c", "8", "9", "10"]
+    claimed += ["Theorem 1", "Theorem 2", "Theorem 3", "Section 5"]
+    claimed += [f"Appendix {name}" for name in ("A", "C.1", "E", "F")]
+    assert set(claimed) <= words
     for row in page.elsewhere(PAPER):
         assert len(row) == len(page.COLUMNS)
 
@@ -669,13 +669,13 @@ def test_one_smallest_form(folder, tmp_path):
 def test_initialization(folder, monkeypatch, capsys):
     """One small network is measured; what is there is not measured again."""
     settings = smallest("screen_one_layer", folder)
-    wanted = {
+    networks_at_start = {
         "one_layer": {
             depth: dataclasses.replace(settings, model=dataclasses.replace(settings.model, depth=depth))
             for depth in (1, 2)
         }
     }
-    monkeypatch.setattr(initial, "wanted", lambda data: wanted)
+    monkeypatch.setattr(initial, "wanted", lambda data: networks_at_start)
     monkeypatch.setattr("sys.argv", ["initial", f"--data={folder}"])
     initial.main()
     measurements = at_start.read("one_layer")
@@ -693,12 +693,12 @@ def test_initialization(folder, monkeypatch, capsys):
 
 def test_what_is_measured_at_initialization():
     """Every ingredient and the plain networks, at the depths of the screens and of the full sweeps."""
-    wanted = initial.wanted(None)
-    assert set(wanted) == {*ingredients.INGREDIENTS, "plain"}
-    assert set(wanted["last"]) == {*networks.SCREEN_DEPTHS, *networks.FULL_DEPTHS}
-    assert tuple(wanted["plain"]) == networks.ANCHORED
-    assert wanted["last"][24].model.depth == 24
-    assert wanted["last"][24].parameterization.branch_init == "*/last/*"
+    settings = initial.wanted(None)
+    assert set(settings) == {*ingredients.INGREDIENTS, "plain"}
+    assert set(settings["last"]) == {*networks.SCREEN_DEPTHS, *networks.FULL_DEPTHS}
+    assert tuple(settings["plain"]) == networks.ANCHORED
+    assert settings["last"][24].model.depth == 24
+    assert settings["last"][24].parameterization.branch_init == "*/last/*"
 
 
 def test_exponents_of_what_is_measured():

@@ -261,14 +261,17 @@ class Graph:
         def member(operand: Node) -> Node:
             return self._add(Node("member", (operand,), lambda value: value[0]))
 
+        def carry(operand: Node) -> Node:
+            if not _floating(operand.value):  # a number or a key
+                return self._add(Node("carry", (operand,), lambda value: value))
+            noise = _random(self._rng, operand.value)
+            return self._add(Node("carry", (operand,), lambda value: value + noise))
+
         members = {stack: member(stack) for stack in stacks}
         self._members.update(members.values())
         body = [members.get(operand, operand) for operand in operands[:consts]]
-        for operand in operands[consts : consts + carries]:
-            noise = _random(self._rng, operand.value) if _floating(operand.value) else None
-            added = lambda value, noise=noise: value if noise is None else value + noise  # noqa: E731
-            body.append(self._add(Node("carry", (operand,), added)))
-        body += map(member, operands[len(body) :])
+        body += map(carry, operands[consts : consts + carries])
+        body += map(member, operands[consts + carries :])
         results = self._body(closed, body)
         handed = results[:carries]
 

@@ -82,10 +82,10 @@ def differences(m: dm.Setup, expected: Expected) -> list[str]:
     actual = roles(m.specs)
     lines = [f"{glob!r} matches no parameter" for glob in expected if not fnmatch.filter(actual, glob)]
     for path, role in actual.items():
-        matching = [wanted for glob, wanted in expected.items() if fnmatch.fnmatchcase(path, glob)]
-        wanted = matching[-1] if matching else "no role"
-        if role != wanted:
-            lines.append(f"{path} is {role}, expected {wanted}")
+        matching = [expected[glob] for glob in expected if fnmatch.fnmatchcase(path, glob)]
+        last = matching[-1] if matching else "no role"
+        if role != last:
+            lines.append(f"{path} is {role}, expected {last}")
     return lines
 
 
