@@ -1,7 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: transfer checks configs docs notebooks parity pods torture mutants test test-slow test-foreign lint dist lock clean
+.PHONY: transfer checks configs docs notebooks parity pods torture mutants test test-changed test-slow test-foreign lint dist lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: .venv/ready
@@ -49,13 +50,17 @@ torture: .venv/ready
 mutants: .venv/ready
 	$(BIN)/python -m tests.mutants
 
-# Lint, types and tests: 12 minutes on 2 cores.
+# Lint, types and tests.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not pods"
+	$(PYTEST) -m "not slow and not pods"
+
+# Of these tests those that a change can reach since they last passed (tests/reach.py).
+test-changed: lint
+	$(PYTEST) -m "not slow and not pods" --changed
 
 # The tests that are slow by nature: several processes, kills, long coordinate checks, the documents' Python.
 test-slow: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(PYTEST) -m slow
 
 # The models of other packages, which `make test` passes over where these are not installed.
 test-foreign: .venv-foreign/ready

@@ -2,10 +2,11 @@
 
 import gc
 import os
-import shutil
-import tempfile
+from pathlib import Path
 
 import jaxlib.version
+
+from tests import compiled, reach
 
 # For every process of the tests, those that tests start among them; JAX reads it when it is imported.
 ENVIRONMENT = {
@@ -25,14 +26,14 @@ XLA_FLAGS = {"0.10.2": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_c
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
 OPTIMIZED = "DEPTHMUP_TESTS_OPTIMIZED"  # where it is set, programs are compiled as users' are
 WORKER = "PYTEST_XDIST_WORKER" in os.environ  # then the process that started this one has set its environment
-MADE = None if WORKER or FOLDER in os.environ else tempfile.mkdtemp(prefix="depthmup-tests-")
-if MADE:
-    os.environ[FOLDER] = MADE
 if not WORKER and OPTIMIZED not in os.environ:
     os.environ |= ENVIRONMENT
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS.get(jaxlib.version.__version__, '')}".strip()
     )
+PROGRAMS = None if WORKER or FOLDER in os.environ else compiled.KEPT / compiled.key(os.environ)
+if PROGRAMS:
+    os.environ[FOLDER] = str(compiled.begin(PROGRAMS))
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -44,8 +45,16 @@ prepare_cpu(8)
 
 
 def pytest_unconfigure():
-    if MADE:
-        shutil.rmtree(MADE, ignore_errors=True)
+    if PROGRAMS:
+        compiled.end(Path(os.environ[FOLDER]), PROGRAMS)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--changed", action="store_true", help="only tests that a change since they passed can reach")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(reach.Changed(config))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Are the faults of mutants.toml still seen? Each is planted in a copy of the repository, where its tests are run.
 
-    python -m tests.mutants [-k WORD] [--jobs N] [--since RESULTS]
+    python -m tests.mutants [-k WORD] [--every N] [--jobs N] [--since RESULTS]
 
 A fault replaces a text that occurs exactly once in its file. It is seen if its tests pass without it, and one of them
 fails, crashes or hangs with it. Results are appended to .mutants.jsonl, so that an interrupted run goes on from there;
@@ -222,11 +222,13 @@ def run(todo: Sequence[Fault], codes: Mapping[str, str], jobs: int, report: Call
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", metavar="WORD", default="", help="only faults with this in their name or file")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth fault of the list")
     parser.add_argument("--jobs", type=int, default=1, help="how many faults to try at the same time")
     parser.add_argument("--since", type=Path, metavar="RESULTS", help="earlier results: what they saw must be seen")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does, it ends the tests and cleans up
-    chosen = [fault for fault in faults() if arguments.k in fault.name or arguments.k in fault.file]
+    every = faults()[:: arguments.every]
+    chosen = [fault for fault in every if arguments.k in fault.name or arguments.k in fault.file]
     codes = hashes(chosen)
     results = {name: r for name, r in read(RESULTS).items() if codes.get(name) == r.code}
     todo = [fault for fault in chosen if fault.name not in results]

@@ -1,5 +1,7 @@
 """A run goes on in another storage form as if nothing had happened, and assert_transfers says what a check says."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,34 +18,52 @@ from tests.test_forward import OPTIMIZERS, NormedConv, network
 SHAPE = {"base_width": 4, "base_depth": 1, "base_head_dim": 2}
 
 
-def stretch(apply, tx, params, state, x, steps):
-    """(params, state, logits before each step) after some steps."""
-    labels, seen = jnp.arange(len(x)) % 5, []
+@functools.cache
+def step_of(apply, tx):
+    """The compiled step of training: (params, state, x) -> (params, state, logits before it)"""
 
-    def loss(params):
-        logits = apply(params, x)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), logits
+    @jax.jit
+    def step(params, state, x):
+        def loss(params):
+            logits = apply(params, x)
+            labels = jnp.arange(len(x)) % 5
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), logits
 
-    for _ in range(steps):
         grads, logits = jax.grad(loss, has_aux=True)(params)
         updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state, logits
+
+    return step
+
+
+def stretch(apply, tx, params, state, x, steps):
+    """(params, state, logits before each step) after some steps."""
+    seen = []
+    for _ in range(steps):
+        params, state, logits = step_of(apply, tx)(params, state, x)
         seen.append(logits)
     return params, state, np.array(seen)
+
+
+@functools.cache
+def forms(model, name="depth_mup"):
+    """A network in both forms, in float64: (parameterization, specs, apply with its factors), (absorbed form, specs with
+    the places of factors, apply without factors), (initial parameters, inputs)."""
+    specs, apply_with, params, x = network(model)
+    params = jax.tree.map(lambda w: w.astype(jnp.float64), params)
+    p = dm.parameterization(name, **SHAPE, gamma0=0.7, beta0=0.6)
+    factors, unedited = p.forward_factors(width=8, depth=2, head_dim=4), apply_with((1, 1, 1))
+    explicit = apply_with((factors.branch, factors.output, factors.attention * 2.0))
+    absorbed_specs = absorb(specs, unedited, params, x, kinds=p.kinds)
+    return (p, specs, explicit), (p.in_form("absorbed"), absorbed_specs, unedited), (params, x)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["scanned", "fused", "gemma"])
 def test_the_run_goes_on(name, optimizer, x64, tmp_path):
     """From explicit factors to absorbed ones in mid-run, through a checkpoint, and back."""
-    specs, apply_with, params, x = network(name)
-    params = jax.tree.map(lambda w: w.astype(jnp.float64), params)
-    p = dm.parameterization("depth_mup", **SHAPE, gamma0=0.7, beta0=0.6)
-    q = p.in_form("absorbed")
+    (p, specs, explicit), (q, absorbed_specs, unedited), (params, x) = forms(name)
     rate, options = OPTIMIZERS[optimizer]
-    factors = p.forward_factors(width=8, depth=2, head_dim=4)
-    explicit, unedited = apply_with((factors.branch, factors.output, factors.attention * 2.0)), apply_with((1, 1, 1))
-    absorbed_specs = absorb(specs, unedited, params, x)
     absorbed_tx, explicit_tx = (
         dm.optimizer(*of, optimizer, rate, **options) for of in ((q, absorbed_specs), (p, specs))
     )
@@ -93,13 +113,7 @@ STATES = {
 def test_states_of_other_transformations(kind, x64):
     """Gradients that are kept go over; what `wrap` keeps is the same in all forms."""
     optimizer, make, steps = STATES[kind]
-    specs, apply_with, params, x = network("scanned")
-    params = jax.tree.map(lambda w: w.astype(jnp.float64), params)
-    p = dm.parameterization("depth_mup", **SHAPE, gamma0=0.7, beta0=0.6)
-    q = p.in_form("absorbed")
-    factors = p.forward_factors(width=8, depth=2, head_dim=4)
-    explicit, unedited = apply_with((factors.branch, factors.output, factors.attention * 2.0)), apply_with((1, 1, 1))
-    absorbed_specs = absorb(specs, unedited, params, x)
+    (p, specs, explicit), (q, absorbed_specs, unedited), (params, x) = forms("scanned")
     tx, params = make(p, specs), dm.rescale(p, specs, params)
     _, _, expected = stretch(explicit, tx, params, tx.init(params), x, steps + 4)
     params, state, first = stretch(explicit, tx, params, tx.init(params), x, steps)
@@ -112,13 +126,7 @@ def test_states_of_other_transformations(kind, x64):
 @pytest.mark.parametrize(("name", "model"), [*((name, "scanned") for name in TABLES), ("depth_mup", "gemma")])
 def test_wrapped_runs_go_on_under_every_parameterization(name, model, x64):
     """Into the form that takes no factors in mid-run, and back, whatever families the parameterization has."""
-    specs, apply_with, params, x = network(model)
-    params = jax.tree.map(lambda w: w.astype(jnp.float64), params)
-    p = dm.parameterization(name, **SHAPE, gamma0=0.7, beta0=0.6)
-    q = p.in_form("absorbed")
-    factors = p.forward_factors(width=8, depth=2, head_dim=4)
-    explicit, unedited = apply_with((factors.branch, factors.output, factors.attention * 2.0)), apply_with((1, 1, 1))
-    absorbed_specs = absorb(specs, unedited, params, x, kinds=p.kinds)
+    (p, specs, explicit), (q, absorbed_specs, unedited), (params, x) = forms(model, name)
     tx = optax.sgd(0.02, momentum=0.9) if "sgd" in p.table.families else optax.adamw(0.02, eps=1e-5, weight_decay=0.1)
     absorbed_tx, explicit_tx = dm.wrap(q, absorbed_specs, tx), dm.wrap(p, specs, tx)
     params = dm.rescale(p, specs, params)

@@ -1,6 +1,7 @@
 """Models that take no factors: where the factors go, and that training with them inside the weights is the same."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -157,12 +158,18 @@ def inputs_of(kind):
 
 def network(name, width=8, depth=2):
     """(specs, apply with given factors, initial parameters, inputs)."""
+    return _network(name, width, depth, jax.config.jax_enable_x64)
+
+
+@functools.cache
+def _network(name, width, depth, x64):  # in float64 the initial parameters are others
     kind, options, overrides = MODELS[name]
     x = inputs_of(kind)
 
     def init(width, depth):
         return kind(width, depth, **options).init(jax.random.key(0), x)["params"]
 
+    @functools.cache
     def apply_with(factors):
         def apply(params, x):
             return kind(width, depth, **options, factors=factors).apply({"params": params}, x, mutable=["batch_stats"])[

@@ -62,6 +62,7 @@ class Best(NamedTuple):
         return (self.losses / other.losses).dropna().to_numpy(float)
 
 
+@functools.cache
 def parameters(width: int, depth: int) -> int:
     """The number of parameters of the experiment's network."""
     specs = model_specs(SimpleResNet(width=width, depth=depth, outputs=10), (16, 16, 3))
