@@ -14,7 +14,7 @@ import pytest
 from experiments import gpt_linen, language
 
 RATES = {"learning_rates": 2.0 ** np.arange(-8, -3), "per_octave": 1}
-TINY = {"widths": (8,), "depths": (1, 2), **RATES, "seeds": 2, "steps": 12}
+TINY = {"widths": (8,), "depths": (1, 2), **RATES, "seeds": 2, "steps": 12, "progress": False}
 
 
 @pytest.fixture

@@ -125,6 +125,7 @@ FRAMEWORKS = {
 }
 
 
+@functools.cache
 def setup(framework="linen", name="depth_mup", **options):
     factory, call = FRAMEWORKS[framework]
     settings = {"width": WIDTH, "depth": DEPTH, "base": (WIDTH, DEPTH), "fan_in_init": False, **call, **options}

@@ -22,14 +22,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from depthmup.models import SimpleResNet, model_specs
-from depthmup.parameterization import Name
-from depthmup.specs import is_spec
+from depthmup.models import SimpleResNet
+from depthmup.parameterization import ForwardFactors, Name
 from experiments.figures.figure import Experiment, Outcome, Sweeps, panels
 from experiments.output import decided, markdown, percent, ticks
 from experiments.paper_a import fig1
@@ -65,8 +65,9 @@ class Best(NamedTuple):
 @functools.cache
 def parameters(width: int, depth: int) -> int:
     """The number of parameters of the experiment's network."""
-    specs = model_specs(SimpleResNet(width=width, depth=depth, outputs=10), (16, 16, 3))
-    return sum(math.prod(spec.shape) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    model, image = SimpleResNet(width=width, depth=depth, outputs=10), jnp.zeros((1, 16, 16, 3))
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), image, ForwardFactors(1.0, 1.0, 1.0))["params"])
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def bests(sweeps: Sweeps) -> dict[tuple[int, int], Best]:
