@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import MutableMapping
@@ -12,6 +13,7 @@ import jax
 import jaxlib
 
 PACKAGES = ("depthmup", "jax", "jaxlib", "flax", "optax", "numpy")  # whose code computes results
+MOST_MAPS = 65_530  # of a process, as Linux has it unless it is told otherwise
 SWITCH = "DEPTHMUP_XLA_FLAGS"  # environment variable: 0 leaves XLA_FLAGS alone
 OPTION = "--xla_cpu_experimental_ynn_fusion_type="
 # (version of jaxlib, maker of the processor) -> flags that were measured to be faster there (docs/performance.md): on a
@@ -62,6 +64,19 @@ def proc_lines(name: str) -> list[str]:
         return Path("/proc", name).read_text().splitlines()
     except OSError:
         return []
+
+
+def free_programs() -> None:
+    """Drop the compiled programs of all functions, once they take a quarter of the memory maps that a process may have.
+
+    A program is some hundred maps, and beyond the limit compiling crashes. What `jax.jit` compiled goes with its
+    function; `jax.pmap` keeps all programs until the caches are cleared. A function that is called again is compiled
+    again. Where the system shows no maps, nothing is dropped.
+    """
+    limit = proc_lines("sys/vm/max_map_count") or [str(MOST_MAPS)]
+    if len(proc_lines("self/maps")) > int(limit[0]) / 4:
+        jax.clear_caches()
+        gc.collect()
 
 
 def out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:

@@ -39,12 +39,11 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
-from depthmup.backend import prepare_cpu  # noqa: E402
+from depthmup.backend import free_programs, prepare_cpu  # noqa: E402
 
 prepare_cpu(8)
 # JAX makes and drops many containers while it traces, of which the collector finds few to free.
 gc.set_threshold(50_000, 20, 50)
-MAPS, MOST_MAPS = Path("/proc/self/maps"), 16_000
 
 
 def pytest_unconfigure():
@@ -87,10 +86,7 @@ def own_cache():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs():
-    """A compiled program is many memory maps, of which Linux gives a process 65,530: beyond, compiling crashes. As long
-    as there are few, later modules find the small programs of earlier ones."""
+def few_programs():
+    """Later modules find the small programs of earlier ones, as long as there are few."""
     yield
-    if not MAPS.exists() or MAPS.read_bytes().count(b"\n") > MOST_MAPS:
-        jax.clear_caches()
-        gc.collect()
+    free_programs()

@@ -97,7 +97,7 @@ ALLOWED = {
     "find_config": set(),
     "fit": set(),
     "theory": {"activations"},
-    "measure": {"fit", "parameterization", "specs", "optim"},
+    "measure": {"backend", "fit", "parameterization", "specs", "optim"},
     "settings": {"batch_rules", "parameterization", "declare", "recipe", "optim", "fit", "measure", "models", "data"},
     "write_config": {"declare", "models", "settings"},
     "train": {

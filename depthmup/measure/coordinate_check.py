@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from depthmup.backend import free_programs
 from depthmup.measure.probe import ALL, Probe, compile_ahead, feature_changes
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, stages
 from depthmup.names import POSITIVE, at_least_one, listed, short
@@ -134,6 +135,7 @@ def coordinate_check(
         for value in values:
             at_least_one(name, value)
     POSITIVE.check("tolerance", tolerance)
+    free_programs()
     trainings, looks = _Trainings(probe_at, max(steps), seeds, progress), stages(seeds, max_seeds)
     open_groups = [(axis, group) for axis, shapes in axes.items() for group in trainings.groups(shapes)]
     counts: dict[tuple[str, str], int] = {}

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from depthmup.backend import environment, out_of_memory, proc_lines
+from depthmup.backend import environment, free_programs, out_of_memory, proc_lines
 from depthmup.files import digest
 from depthmup.settings import ParallelSettings, SettingsError, column
 from depthmup.specs import PyTree
@@ -41,7 +41,8 @@ class OutOfMemory(SettingsError):
 
 
 class Runner:
-    """Trains groups. It keeps the compiled programs of the last group for further groups of this program and size."""
+    """Trains groups. It keeps the compiled programs of the last group for further groups of this program and size, and
+    frees those of earlier ones before there are too many."""
 
     def __init__(self) -> None:
         self._loop: TrialLoop | None = None
@@ -53,7 +54,8 @@ class Runner:
         program = group.program, group.size, measure, parallel
         if self._loop is None or self._program != program:
             self._loop = None
-            gc.collect()  # a program is many memory maps, of which Linux gives a process 65,530
+            gc.collect()  # by jit its programs go with it
+            free_programs()
             point = group.point
             measured = point.measurement(measure) if measure else None
             self._loop = TrialLoop(point.task, point.feed, placement(parallel, group.size), measured)
