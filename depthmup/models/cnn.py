@@ -8,6 +8,7 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from depthmup.declare import SIZE, key
 from depthmup.models.layers import (
@@ -114,7 +115,7 @@ class ConvBranch(nn.Module):
     dropout: float
     gain: float
     zero_init: bool
-    dtype: jnp.dtype | None
+    dtype: DTypeLike | None
 
     @nn.compact
     def __call__(self, z: jax.Array, train: bool) -> jax.Array:

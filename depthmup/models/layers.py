@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from depthmup.activations import ACTIVATIONS
 from depthmup.declare import declared, key
@@ -19,7 +20,8 @@ from depthmup.names import at_least_one, unknown
 from depthmup.parameterization import ForwardFactors
 
 Initializer = Callable[..., jax.Array]
-DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # of the computation; None: that of inputs and parameters
+# Of the computation; None: that of inputs and parameters.
+DTYPES: dict[str, DTypeLike | None] = {"float32": None, "bfloat16": jnp.bfloat16}
 PADDINGS = ("zero", "circular")
 BATCH_AXIS = "batch"  # name of the axis over the devices that share a batch
 
