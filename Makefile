@@ -1,20 +1,21 @@
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: transfer checks configs docs notebooks parity pods torture mutants test test-changed test-slow test-foreign lint dist lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
-transfer: .venv/ready
+transfer: $(VENV)/ready
 	$(BIN)/python main.py sweep --config=configs/transfer.py --workdir=runs/digits_transfer
 
 # Coordinate checks of every family of models; writes docs/checks.md. About two hours on 2 cores; goes on where it stopped.
-checks: .venv/ready
+checks: $(VENV)/ready
 	$(BIN)/python -m experiments.coordinate_checks
 	$(BIN)/python -m experiments.documents
 
 # configs/default.py and docs/settings.md, from the declarations of the settings.
-configs: .venv/ready
+configs: $(VENV)/ready
 	$(BIN)/python -m depthmup.write_config > configs/default.py
 	$(BIN)/python -m depthmup.write_config docs > docs/settings.md
 
@@ -33,21 +34,21 @@ notebooks: .venv-docs/ready
 	@touch $@
 
 # The models against PyTorch, given the same weights; writes tests/golden/, which the tests compare with.
-parity: .venv/ready
+parity: $(VENV)/ready
 	$(BIN)/python -c "import torch" 2> /dev/null || $(BIN)/python -m pip install --quiet -e ".[bench]"
 	$(BIN)/python -m tests.parity
 
 # Programs for TPU slices by the TPU's own compiler, on this machine, and what they must have. Minutes for each of them.
-pods: .venv/ready
+pods: $(VENV)/ready
 	@$(BIN)/python -c "import libtpu" || { echo "make pods needs the TPU's compiler: $(BIN)/python -m pip install -e '.[tpu]'"; exit 1; }
 	$(BIN)/python -m pytest -s -m pods
 
 # Runs and sweeps killed 50 times each, compared with some that were left alone (docs/training.md). 15 minutes.
-torture: .venv/ready
+torture: $(VENV)/ready
 	$(BIN)/python -m tests.torture 50 runs/torture
 
 # Faults planted one at a time, each with the tests that must see it; tells which survive. An hour; goes on where it stopped.
-mutants: .venv/ready
+mutants: $(VENV)/ready
 	$(BIN)/python -m tests.mutants
 
 # Lint, types and tests.
@@ -59,7 +60,7 @@ test-changed: lint
 	$(PYTEST) -m "not slow and not pods" --changed
 
 # The tests that are slow by nature: several processes, kills, long coordinate checks, the documents' Python.
-test-slow: .venv/ready
+test-slow: $(VENV)/ready
 	$(PYTEST) -m slow
 
 # The models of other packages, which `make test` passes over where these are not installed.
@@ -71,7 +72,7 @@ test-foreign: .venv-foreign/ready
 	.venv-foreign/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.txt -e ".[foreign,run,dev]" equinox
 	@touch $@
 
-lint: .venv/ready
+lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -80,10 +81,10 @@ lint: .venv/ready
 dist:
 	$(PYTHON) -m tests.dist $(PYTHONS)
 
-# Everything the project needs, in .venv; made anew when the pins change.
-.venv/ready: requirements.txt pyproject.toml
+# Everything the project needs, in $(VENV), a folder for each PYTHON; made anew when the pins change.
+$(VENV)/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "depthmup needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
@@ -94,4 +95,4 @@ lock:
 	  --extra theory --upgrade pyproject.toml -o requirements.txt
 
 clean:
-	rm -rf .venv .venv-docs .venv-foreign site .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .venv-* site .pytest_cache .ruff_cache .mypy_cache

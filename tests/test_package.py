@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 import depthmup
 from depthmup import find_config
@@ -32,6 +33,35 @@ def test_the_library_of_tpus_comes_with_the_extra_tpu_alone():
     assert {name for name, lines in extras.items() if "tpu" in " ".join(lines).split("libtpu")[0]} == {"tpu"}
     assert "jax[tpu]" in requirements(extras["tpu"])
     assert "tpu" not in (ROOT / "requirements.txt").read_text()
+
+
+def pinned(package, python):
+    """The version that requirements.txt has for a Python, "3.13" say."""
+    lines = map(Requirement, re.findall(r"^\w.*", (ROOT / "requirements.txt").read_text(), re.M))
+    (version,) = (
+        next(iter(line.specifier)).version
+        for line in lines
+        if line.name == package and (not line.marker or line.marker.evaluate({"python_full_version": f"{python}.0"}))
+    )
+    return version
+
+
+def test_the_readme_names_the_versions_that_ci_runs():
+    """CI runs the tests under the first, the slow ones under the second, of which it takes what is installed."""
+    script = (ROOT / ".ci" / "run").read_text()
+    pythons = {name: versions.split() for name, versions in re.findall(r"^(\w+)=\$\(first_python (.*)\)", script, re.M)}
+    runs = {name: goals.split() for goals, name in re.findall(r'^make ([\w -]+) PYTHON="\$\{(\w+)', script, re.M)}
+    assert runs == {"older": ["test"], "newer": ["lint", "test-slow"]}
+    assert "\ntest: lint\n" in (ROOT / "Makefile").read_text()
+    tested = []
+    for name in runs:
+        (jax,) = {re.match(r"\d+\.\d+", pinned("jax", python))[0] for python in pythons[name]}
+        tested.append((" or ".join(pythons[name]), jax))
+    said = r"Python ([\d. or]+\d)%s JAX (\d+\.\d+)"
+    assert re.findall(said % " with", (ROOT / "README.md").read_text()) == tested
+    assert re.findall(said % " is not installed, so", script) == tested
+    classifiers = {line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if " 3." in line}
+    assert {python for versions in pythons.values() for python in versions} == classifiers
 
 
 def test_the_version_is_in_one_place():
