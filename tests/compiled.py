@@ -1,8 +1,8 @@
 """The folder of compiled programs that the tests keep from one run to the next.
 
-A run works in a folder of its own, which begins as a copy of the kept one (links: nothing is copied). What it has compiled
-joins the kept folder at its end, whole: programs that a killed process left half-written stay behind. So any number of
-runs may work at once, and a kept program is never written to.
+A run works in a folder of its own, which begins as a copy of the kept one (links: nothing is copied). What it has
+compiled joins the kept folder at its end, whole: programs that a killed process left half-written stay behind. So any
+number of runs may work at once, and a kept program is never written to.
 """
 
 from __future__ import annotations

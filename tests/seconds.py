@@ -2,8 +2,8 @@
 
     python -m pytest -p tests.seconds -n 2 --dist worksteal -m "not slow and not pods"
 
-JAX tells how long it traces, lowers and compiles (`jax.monitoring`); an event inside another one counts once, for its own
-kind. What is left of a test is Python and running. Importing and collecting comes before the first test.
+JAX tells how long it traces, lowers and compiles (`jax.monitoring`); an event inside another one counts once, for its
+own kind. What is left of a test is Python and running. Importing and collecting come before the first test.
 """
 
 from __future__ import annotations

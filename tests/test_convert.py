@@ -47,8 +47,8 @@ def stretch(apply, tx, params, state, x, steps):
 
 @functools.cache
 def forms(model, name="depth_mup"):
-    """A network in both forms, in float64: (parameterization, specs, apply with its factors), (absorbed form, specs with
-    the places of factors, apply without factors), (initial parameters, inputs)."""
+    """A network in both forms, in float64: (parameterization, specs, apply with its factors), (absorbed form, specs
+    with the places of factors, apply without factors), (initial parameters, inputs)."""
     specs, apply_with, params, x = network(model)
     params = jax.tree.map(lambda w: w.astype(jnp.float64), params)
     p = dm.parameterization(name, **SHAPE, gamma0=0.7, beta0=0.6)
