@@ -4,8 +4,8 @@ A function is reached if its name is used, as a name, an attribute or a string, 
 tests as a whole, the top level of a module that is reached, a function of it. A module is reached if a name that comes
 from it is used there, and then its text counts as a whole. A file that is no module is reached if a string names it.
 
-Two methods of one name are taken for one, so that more is reached than runs. What the text does not show, such as a name
-that is put together, would be one dependency too few: tests/test_reach.py holds the result against the planted faults.
+Two methods of one name are taken for one, so that more is reached than runs. What the text does not show, such as a
+name that is put together, would be one dependency too few: tests/test_reach.py holds the result against planted faults.
 Nothing is executed, and nothing is kept but which test passed with which texts. So no cache that tests share, no child
 process and no order of tests hides a dependency.
 """
@@ -270,7 +270,7 @@ class Repository:
         return self._modules[file]
 
     def _targets(self, use: Use) -> frozenset[tuple[str, bool, str]]:
-        """(file, whether what is in it is reached or only its text, the name there) of a use; none of others' packages."""
+        """(file, whether what is in it is reached or only its text, the name there) of a use; none of other packages."""
         if use not in self._followed:
             self._followed[use] = frozenset(self._of(use))
         return self._followed[use]
@@ -362,7 +362,7 @@ def _file(test: str) -> str:
 
 
 def _calls(path: PurePosixPath) -> Iterator[str]:
-    """What a string may call a file: an end of its path, a part of its folders, its ending; most modules are imported."""
+    """What a string may call a file: an end of its path, a part of its folders, its ending. Modules are imported."""
     yield from ("/".join(path.parts[start:]) for start in range(len(path.parts)))
     folders = path.parts[:-1]
     if path.suffix != ".py":

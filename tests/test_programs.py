@@ -38,7 +38,7 @@ def set_limit(monkeypatch):
 
 
 def test_a_sweep_frees_its_programs(set_limit):
-    """When groups of other programs take their place. (The programs that make the initial state are quick to compile.)"""
+    """When groups of other programs take their place; here those that make the initial state, which compile quickly."""
     one = {"sweep__optimizers": ("sgd",), "sweep__parameterizations": ("sp",), "sweep__seeds": 1}
     widths = tuple(range(8, 8 + PROGRAMS))
     groups = tiny.groups(6, **one, sweep__depths=(), sweep__widths=widths)
