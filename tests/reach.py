@@ -270,7 +270,7 @@ class Repository:
         return self._modules[file]
 
     def _targets(self, use: Use) -> frozenset[tuple[str, bool, str]]:
-        """(file, whether what is in it is reached or only its text, the name there) of a use; none of other packages."""
+        """(file, whether what is in it is reached or only its text, the name there) of a use; none of others."""
         if use not in self._followed:
             self._followed[use] = frozenset(self._of(use))
         return self._followed[use]
