@@ -20,8 +20,10 @@ from depthmup.train.build import batches_of, task_of
 from depthmup.train.drive import drive
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError, read_settings
+from depthmup.trials.engine import checked
 from depthmup.trials.group import GroupHooks
 from depthmup.trials.plan import trials
+from depthmup.tuning import study_of
 from tests import tiny
 from tests.test_forward import OffsetNorm
 
@@ -305,6 +307,15 @@ def test_a_transformation_of_ones_own():
     assert row["last_loss"] == pytest.approx(losses[-7:].astype(float).mean(), rel=1e-6)  # other products are rounded
 
 
+def test_swept_hyperparameters_of_named_optimizers():
+    """One that is no number is compiled in; one that an optimizer lacks is no argument of it."""
+    options = {"steps": 5, "learning_rates": RATES, "widths": (), "depths": (1,)}
+    nesterov = study_of(setup(), loss, batches, **options, optimizer="momentum", nesterov=(False, True))
+    assert [trial.point.task.options["nesterov"] for trial in trials(nesterov)][:: 3 * len(RATES)] == [False, True]
+    both = study_of(setup(), loss, batches, **options, optimizer=("momentum", "adamw"), momentum=(0.8, 0.9))
+    assert len(checked(both)) == 3 * 3 * len(RATES)
+
+
 def test_held_out_batches_judge():
     result = small(setup(), (X, Y), batch_size=BATCH, evaluate=(X[:40], Y[:40]), schedule="cosine", warmup=5, clip=1.0)
     assert result.study.sweep.judge_by == "validation_loss"
@@ -547,7 +558,6 @@ def test_chance_is_the_loss_of_the_first_batch(whole):
 def test_rates_of_an_even_grid_can_be_extended():
     """They are a grid, which a search and `until` extend and refine; others are a list of values."""
     from depthmup.trials.plan import has_grid
-    from depthmup.tuning import study_of
 
     options = {"steps": 5, "widths": (WIDTH,), "depths": ()}
     even = study_of(setup(), loss, batches, learning_rates=[2.0 ** (x / 2) for x in range(-9, 0)], **options)

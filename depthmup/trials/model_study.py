@@ -161,6 +161,7 @@ class ModelPoint(Point):
             self.batch_size,
             self.optimizer,
             None if self._named else self.without(LEARNING_RATE, "seed"),
+            tuple(self._compiled),
             structure,
             tuple(np.shape(leaf) for leaf in leaves),
             tuple(sorted(correction.factors.items())) if correction else (),
@@ -213,10 +214,15 @@ class ModelPoint(Point):
 
     @property
     def where(self) -> str:
-        """What the programs here depend on, in words: the hyperparameters of a named optimizer are their arguments."""
-        swept = {} if self._named else {column(k): v for k, v in self.leaves.items() if k not in NAMED}
-        words = {"batch size": self.batch_size, "steps": self.steps, **swept}
-        return " ".join([str(self), *(f"{name} {value}" for name, value in words.items())])
+        """What the programs here depend on, in words."""
+        return " ".join([str(self), f"batch size {self.batch_size} steps {self.steps}", *self._compiled])
+
+    @property
+    def _compiled(self) -> list[str]:
+        """The swept hyperparameters that programs have as constants, with their values: those of a function, and those
+        of a named optimizer that are no numbers."""
+        swept = {column(key): value for key, value in self.leaves.items() if key not in NAMED}
+        return [f"{name} {value}" for name, value in swept.items() if not (self._named and _is_number(value))]
 
     @property
     def _training(self) -> Training:
@@ -236,7 +242,7 @@ class ModelPoint(Point):
     def _hyperparameters(self) -> dict[str, Any]:
         prefix = "optimizer."
         swept = {k.removeprefix(prefix): v for k, v in self.leaves.items() if k.startswith(prefix)}
-        names = [name for name in swept if name not in ("name", "learning_rate")]
+        names = [name for name, value in swept.items() if name not in ("name", "learning_rate") and value is not None]
         return {**self._training.fixed, **{name: swept[name] for name in names}}
 
     def _make(self) -> ModelTask:
