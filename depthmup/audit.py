@@ -60,7 +60,8 @@ class InitAudit:
     def correct(self, params: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(parameters_only(params))
         paths, _ = flatten_shapes(params)
-        scaled = [leaf * np.asarray(self.factors.get(path, 1.0), leaf.dtype)
+        factors = self.factors
+        scaled = [leaf * np.asarray(factors[path], leaf.dtype) if path in factors else leaf
                   for path, leaf in zip(paths, leaves, strict=True)]  # fmt: skip
         return jax.tree.unflatten(treedef, scaled)
 

@@ -38,6 +38,7 @@ from depthmup.settings import (
 )
 from depthmup.train.model_task import Loss
 from depthmup.trials.engine import cost
+from depthmup.trials.identity import settings
 from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Size, Training
 from depthmup.trials.study import Axis
 
@@ -244,9 +245,11 @@ def _measure(judge_by: Judged | None, feed: UserFeed) -> Judged:
 
 def _about(training: Training, setup: SetupLike, base: tuple[int, int], chance: float | None) -> dict[str, Any]:
     """What decides the rows besides the axes, as JSON."""
-    feed = training.feed
+    feed, source = training.feed, getattr(setup, "source", setup)
     return {
-        "model": name_of(getattr(setup, "source", setup)),
+        "jax": settings(),
+        "model": name_of(source),
+        "overrides": dict(getattr(source, "overrides", {})),
         "loss": _callable_name(training.criterion),
         "base": list(base),
         "parameterization": _settings_of(setup.parameterization),
@@ -329,16 +332,7 @@ def _rates(learning_rates: LearningRates, optimizers: Mapping[str, Any], per_oct
 
 def _fingerprint(study: ModelStudy) -> dict[str, str]:
     """What tells the code of the model: the program of a step at the base, as this version of JAX writes it."""
-    point = study.point(
-        {
-            "model.width": study.width,
-            "model.depth": study.depth,
-            "optimizer.name": study.sweep.optimizers[0],
-            "parameterization.name": study.sweep.parameterizations[0],
-            **{axis.key: axis.values[0] for axis in study.axes if axis.key != LEARNING_RATE},
-        }
-    )
-    point.check()
+    point = study.base_point(study.sweep.optimizers[0], study.sweep.parameterizations[0])
     return {"jax": jax.__version__, "step": point.fingerprint()}
 
 

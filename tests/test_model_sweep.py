@@ -20,8 +20,10 @@ from depthmup.train.build import batches_of, task_of
 from depthmup.train.drive import drive
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError, read_settings
+from depthmup.trials.engine import checked
 from depthmup.trials.group import GroupHooks
 from depthmup.trials.plan import trials
+from depthmup.tuning import study_of
 from tests import tiny
 from tests.test_forward import OffsetNorm
 
@@ -251,9 +253,9 @@ def test_a_sweep_goes_on_and_refuses_another_one(whole):
         return 2 * loss(logits, targets)
 
     doubled.__qualname__ = "loss"
-    with pytest.raises(WorkdirError, match=r"results of another config: program.*step was"):
+    with pytest.raises(WorkdirError, match="results of another config: the loss changed"):
         m.sweep(doubled, batches, **options, workdir=workdir, progress=False)
-    with pytest.raises(WorkdirError, match="data was"):
+    with pytest.raises(WorkdirError, match="the batches of step 0 changed"):
         m.sweep(loss, lambda step: batches(step + 1), **options, workdir=workdir, progress=False)
     with pytest.raises(WorkdirError, match="steps was 70, now it is 71"):
         m.sweep(loss, batches, **{**options, "steps": 71}, workdir=workdir, progress=False)
@@ -304,6 +306,15 @@ def test_a_transformation_of_ones_own():
     tx = m.wrap(optax.lion(1.0, b1=0.95))
     losses = by_hand("linen", m, row["learning_rate"], 0, lambda m, rate: optax.chain(tx, optax.scale(rate)))
     assert row["last_loss"] == pytest.approx(losses[-7:].astype(float).mean(), rel=1e-6)  # other products are rounded
+
+
+def test_swept_hyperparameters_of_named_optimizers():
+    """One that is no number is compiled in; one that an optimizer lacks is no argument of it."""
+    options = {"steps": 5, "learning_rates": RATES, "widths": (), "depths": (1,)}
+    nesterov = study_of(setup(), loss, batches, **options, optimizer="momentum", nesterov=(False, True))
+    assert [trial.point.task.options["nesterov"] for trial in trials(nesterov)][:: 3 * len(RATES)] == [False, True]
+    both = study_of(setup(), loss, batches, **options, optimizer=("momentum", "adamw"), momentum=(0.8, 0.9))
+    assert len(checked(both)) == 3 * 3 * len(RATES)
 
 
 def test_held_out_batches_judge():
@@ -548,7 +559,6 @@ def test_chance_is_the_loss_of_the_first_batch(whole):
 def test_rates_of_an_even_grid_can_be_extended():
     """They are a grid, which a search and `until` extend and refine; others are a list of values."""
     from depthmup.trials.plan import has_grid
-    from depthmup.tuning import study_of
 
     options = {"steps": 5, "widths": (WIDTH,), "depths": ()}
     even = study_of(setup(), loss, batches, learning_rates=[2.0 ** (x / 2) for x in range(-9, 0)], **options)

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import inspect
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -21,6 +21,8 @@ from depthmup.data.pipeline import part_of
 PyTree = Any
 Batch = tuple[Any, ...]
 Batches = Any  # what a user may give: `feed_of` says what
+SPREAD = 16  # steps, evenly over a training, whose batches tell all of them
+READ = 64  # batches of an iterator that are looked at: later ones are not made without all before them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,6 +64,16 @@ class UserFeed(abc.ABC):
     def digest(self) -> str:
         """A hash of the numbers, or of what can be seen of them: the first two batches."""
         return digest_of(self.first_steps(2))
+
+    def at(self, steps: Sequence[int]) -> Iterator[Batch]:
+        """The batches of these steps, which rise."""
+        raise NotImplementedError
+
+    def hashes(self, lengths: Collection[int]) -> dict[str, str]:
+        """{what, in words: a hash of its numbers} of the batches of trainings of these numbers of steps. Feeds of any
+        kind that give the same batches have equal hashes of each step."""
+        steps = sorted({step for length in lengths for step in sample(length)})
+        return {f"the batches of step {step}": digest_of(b) for step, b in zip(steps, self.at(steps), strict=False)}
 
     def resident(self) -> PyTree:
         return ()
@@ -113,6 +125,23 @@ class Arrays(UserFeed):
     def digest(self) -> str:
         return digest_of(self.arrays)
 
+    def at(self, steps: Sequence[int]) -> Iterator[Batch]:
+        arrays = self.resident()
+        for step in steps:
+            (places,) = self.indices(step, step + 1)
+            yield jax.tree.map(lambda leaf, places=places: leaf[places], arrays)
+
+    def hashes(self, lengths: Collection[int]) -> dict[str, str]:
+        if self.shuffled:
+            # Arrays and batch size tell all batches; those of the first steps, that they are shuffled.
+            return {**super().hashes([min(2, *lengths)]), "the arrays of examples": self.digest}
+        return super().hashes(lengths) | {
+            f"the first {steps} batches": digest_of(
+                jax.tree.map(lambda leaf, end=steps * self.batch_size: leaf[:end], self.arrays)
+            )
+            for steps in lengths
+        }
+
     def resident(self) -> PyTree:
         return jax.tree.map(np.asarray, self.arrays)
 
@@ -134,7 +163,10 @@ class Traced(UserFeed):
     function: Callable[[Any], Batch]
 
     def first_steps(self, count: int) -> list[Batch]:
-        return [tuple(self.function(jnp.int32(step))) for step in range(count)]
+        return list(self.at(range(count)))
+
+    def at(self, steps: Sequence[int]) -> Iterator[Batch]:
+        return (tuple(self.function(jnp.int32(step))) for step in steps)
 
     @functools.cached_property
     def _program(self) -> tuple[Any, Any]:
@@ -154,14 +186,24 @@ class Traced(UserFeed):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streamed(UserFeed):
-    """Batches that the host hands over at each step. from_step: a step -> an iterator from its batch on."""
+    """Batches that the host hands over at each step. from_step: a step -> an iterator from its batch on.
+    in_order: whether a batch is made after all before it."""
 
     from_step: Callable[[int], Iterator[Batch]]
+    in_order: bool = False
 
     in_memory = False
 
     def first_steps(self, count: int) -> list[Batch]:
         return [tuple(batch) for batch in itertools.islice(self.from_step(0), count)]
+
+    def at(self, steps: Sequence[int]) -> Iterator[Batch]:
+        if not self.in_order:
+            return (tuple(next(self.from_step(step))) for step in steps)
+        return (tuple(batch) for step, batch in enumerate(self.from_step(0)) if step in steps)
+
+    def hashes(self, lengths: Collection[int]) -> dict[str, str]:
+        return super().hashes([min(READ, length) for length in lengths] if self.in_order else lengths)
 
     def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Batch, None, None]:
         step = start
@@ -227,7 +269,7 @@ def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Ba
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if all(p.default is not p.empty for p in positional):
         size = size_of(next(iter(function())))
-        return Streamed(size, held_out, lambda step: itertools.islice(function(), step, None))
+        return Streamed(size, held_out, lambda step: itertools.islice(function(), step, None), in_order=True)
     first, again = (tuple(function(0)) for _ in range(2))
     if digest_of(first) != digest_of(again):
         raise ValueError(
@@ -262,6 +304,12 @@ def size_of(batch: Iterable[Any]) -> int:
             f"inputs and targets must be arrays with as many examples along their first axis, got the shapes {shapes}"
         )
     return int(lengths[0][0])
+
+
+def sample(steps: int) -> list[int]:
+    """Steps of a training of so many: SPREAD of them from the first to the last, and all powers of 2."""
+    spread = np.linspace(0, steps - 1, SPREAD).round().astype(int).tolist()
+    return sorted({*spread, *(2**k for k in range(steps.bit_length()) if 2**k < steps)})
 
 
 def digest_of(tree: PyTree) -> str:

@@ -15,6 +15,7 @@ from depthmup.report.curves import finished, grouped_by, judge
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials import model_study
 from depthmup.trials.config_study import from_identity
+from depthmup.trials.identity import HASHES
 from depthmup.trials.store import load
 from depthmup.trials.verdicts import TransferCurve
 
@@ -98,7 +99,8 @@ def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
         raise WorkdirError(
             f"{workdir} has fewer than two finished sizes, so that there is no curve to compare: go on with its sweep"
         )
-    return _Sweep(letter, workdir, {**flattened(saved), "environment": page.environments(table)}, curves)
+    settings = flattened({key: value for key, value in saved.items() if key != HASHES})
+    return _Sweep(letter, workdir, {**settings, "environment": page.environments(table)}, curves)
 
 
 def _differences(sweeps: Sequence[_Sweep]) -> list[words.Cells]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,9 +61,15 @@ class ModelTask(Trainable):
         self, params: PyTree, state: TrainState, statistics: PyTree, batch: Batch, hyper: Hyper, key: jax.Array
     ) -> tuple[jax.Array, PyTree]:
         *inputs, targets = batch
-        model = self.model.with_factors(hyper.forward)
-        outputs, after = model.run(params, self._unpacked(statistics), *inputs, key=key)
+        outputs, after = self.outputs(params, statistics, inputs, hyper, key)
         return self.criterion(outputs, targets), _packed(after)
+
+    def outputs(
+        self, params: PyTree, statistics: PyTree, inputs: Sequence[Any], hyper: Hyper, key: jax.Array
+    ) -> tuple[Any, PyTree]:
+        """(outputs of the model in training, its other arrays after the call)"""
+        model = self.model.with_factors(hyper.forward)
+        return model.run(params, self._unpacked(statistics), *inputs, key=key)
 
     def evaluation(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Evaluation:
         *inputs, targets = batch
@@ -119,11 +125,19 @@ def hyper_of(
     )
 
 
-def check(task: ModelTask, hyper: Hyper, batch: Batch) -> None:
-    """Raise SettingsError for a loss that is no scalar, and for an optimizer that needs more than gradients."""
-    arrays = hyper.arrays()
-    state = jax.eval_shape(task.init, arrays)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), batch)
+class Traced(NamedTuple):
+    """The jaxprs of a task's init and step. state: the state before the first step, of shapes."""
+
+    init: Any
+    step: Any
+    state: Any
+
+
+def traced(task: ModelTask, arrays: Hyper, batch: Batch) -> Traced:
+    """The jaxprs at the shapes of a batch. Raises SettingsError for a loss that is no scalar, and for an optimizer that
+    needs more than gradients."""
+    init, state = jax.make_jaxpr(task.init, return_shape=True)(arrays)
+    shapes = shapes_of(batch)
     loss = jax.eval_shape(task.objective, state.params, state, shapes, arrays)
     if not (hasattr(loss, "shape") and loss.shape == () and jnp.issubdtype(loss.dtype, jnp.floating)):
         what = f"an array {loss.dtype} {loss.shape}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
@@ -131,7 +145,7 @@ def check(task: ModelTask, hyper: Hyper, batch: Batch) -> None:
             f"the loss must be one number, the mean over the batch; loss(outputs, targets) gives {what}"
         )
     try:
-        jax.eval_shape(task.step, state, shapes, arrays)
+        return Traced(init, jax.make_jaxpr(task.step)(state, shapes, arrays), state)
     except TypeError as error:
         if "missing" not in str(error) or "keyword-only argument" not in str(error):
             raise
@@ -139,6 +153,11 @@ def check(task: ModelTask, hyper: Hyper, batch: Batch) -> None:
             f"the optimizer needs more than gradients and parameters ({error}), which a sweep cannot hand over: leave "
             "out the part that needs it, such as reduce_on_plateau or a line search"
         ) from error
+
+
+def shapes_of(batch: Batch) -> Batch:
+    """The batch, of shapes."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), batch)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ import optax
 
 from depthmup.audit import InitAudit
 from depthmup.batch_rules import Run
-from depthmup.data.user_feed import UserFeed
+from depthmup.data.user_feed import UserFeed, digest_of
 from depthmup.frameworks import Model, as_returned
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
@@ -28,17 +29,22 @@ from depthmup.settings import (
     Quantity,
     SettingsError,
     SweepSettings,
+    column,
 )
 from depthmup.specs import PyTree
 from depthmup.train.loop import Measurement
-from depthmup.train.model_task import Loss, ModelTask, check, hyper_of
+from depthmup.train.model_task import Loss, ModelTask, Traced, hyper_of, traced
 from depthmup.train.quantities import measurement
 from depthmup.train.trainable import Hyper
+from depthmup.trials.identity import HASHES, Hashes, Programs, of_factors, of_loss, of_optimizer, programs
+from depthmup.trials.plan import combinations
 from depthmup.trials.study import SCHEMA, Axis, Point, Study, of_sizes
 
 WIDTH, DEPTH, OPTIMIZER, PARAMETERIZATION = "model.width", "model.depth", "optimizer.name", "parameterization.name"
 SIZES = (WIDTH, DEPTH, "batch_size", "steps")
+NAMED = (*SIZES, OPTIMIZER, PARAMETERIZATION, LEARNING_RATE, "seed")  # in `ModelPoint.where` by other words
 Fixed = Literal["examples", "steps"]
+T = TypeVar("T")
 Optimizer = Callable[..., optax.GradientTransformation]  # (setup, **hyperparameters) -> of learning rate 1
 
 
@@ -98,7 +104,7 @@ class Training:
     recipe: Recipe
     fixed: Mapping[str, Any]
     _setups: dict[Any, SetupLike] = dataclasses.field(default_factory=dict, init=False, repr=False)
-    _tasks: dict[Any, ModelTask] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    _of_programs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @property
     def feed(self) -> UserFeed:
@@ -113,11 +119,11 @@ class Training:
             self._setups[key] = setup.at(width, depth, *run)
         return self._setups[key]
 
-    def task(self, key: Any, make: Callable[[], ModelTask]) -> ModelTask:
-        """One object for all points of a program, whose compiled functions they share."""
-        if key not in self._tasks:
-            self._tasks[key] = make()
-        return self._tasks[key]
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """One object for all points of a program, which share its compiled functions and its hashes."""
+        if key not in self._of_programs:
+            self._of_programs[key] = make()
+        return self._of_programs[key]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,6 +161,7 @@ class ModelPoint(Point):
             self.batch_size,
             self.optimizer,
             None if self._named else self.without(LEARNING_RATE, "seed"),
+            tuple(self._compiled),
             structure,
             tuple(np.shape(leaf) for leaf in leaves),
             tuple(sorted(correction.factors.items())) if correction else (),
@@ -162,7 +169,7 @@ class ModelPoint(Point):
 
     @property
     def task(self) -> ModelTask:
-        return self._training.task(self.program, self._make)
+        return self._training.once(("task", self.program), self._make)
 
     def hyper(self, learning_rate: float, seed: int) -> Hyper:
         setup, training = self._setup, self._training
@@ -186,15 +193,36 @@ class ModelPoint(Point):
         return measurement(self.task, quantities, self.feed.first_examples, self.batch_size)
 
     def check(self) -> None:
-        check(self.task, self.hyper(1.0, 0), self.feed.first)
+        self.programs()
+
+    def programs(self, trace: Traced | None = None) -> Programs:
+        """The hashes of the programs here. trace: of them, if they were traced already."""
+        hyper, held_out = self.hyper(1.0, 0).arrays(), self.feed.held_out
+        return self._training.once(
+            ("programs", self.program), lambda: programs(self.task, trace or self._traced(), hyper, held_out)
+        )
 
     def fingerprint(self) -> str:
-        """A hash of the program of a step, which changes with the code of the model, the loss and the optimizer."""
-        arrays = self.hyper(1.0, 0).arrays()
-        state = jax.eval_shape(self.task.init, arrays)
-        batch = self.task.batch_shapes(self.batch_size)
-        text = str(jax.make_jaxpr(self.task.step)(state, batch, arrays))
-        return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", text).encode()).hexdigest()[:16]
+        """A hash of a step's program as text, which is all that the first workdirs know of it: their rows go on while
+        it stays. The text has no numbers of arrays."""
+        trace = self._traced()
+        self.programs(trace)
+        return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(trace.step)).encode()).hexdigest()[:16]
+
+    def _traced(self) -> Traced:
+        return traced(self.task, self.hyper(1.0, 0).arrays(), self.feed.first)
+
+    @property
+    def where(self) -> str:
+        """What the programs here depend on, in words."""
+        return " ".join([str(self), f"batch size {self.batch_size} steps {self.steps}", *self._compiled])
+
+    @property
+    def _compiled(self) -> list[str]:
+        """The swept hyperparameters that programs have as constants, with their values: those of a function, and those
+        of a named optimizer that are no numbers."""
+        swept = {column(key): value for key, value in self.leaves.items() if key not in NAMED}
+        return [f"{name} {value}" for name, value in swept.items() if not (self._named and _is_number(value))]
 
     @property
     def _training(self) -> Training:
@@ -214,7 +242,7 @@ class ModelPoint(Point):
     def _hyperparameters(self) -> dict[str, Any]:
         prefix = "optimizer."
         swept = {k.removeprefix(prefix): v for k, v in self.leaves.items() if k.startswith(prefix)}
-        names = [name for name in swept if name not in ("name", "learning_rate")]
+        names = [name for name, value in swept.items() if name not in ("name", "learning_rate") and value is not None]
         return {**self._training.fixed, **{name: swept[name] for name in names}}
 
     def _make(self) -> ModelTask:
@@ -272,6 +300,43 @@ class ModelStudy(Study):
         axes = {axis.key: list(axis.values) for axis in self.axes}
         return {"schema": SCHEMA, **self.about, "axes": sorted(set(swept)), "sweep": {**sweep, "axes": axes}}
 
+    @property
+    def untold(self) -> dict[str, Any]:
+        return {**self.about, HASHES: self._hashes()}
+
+    def _hashes(self) -> dict[str, Hashes]:
+        """{where: hashes} of batches, and of programs and factors at every point, since code may look at sizes. The
+        base is always one of them, so that all sweeps of one base have something to compare."""
+        names = itertools.product(self.sweep.optimizers, self.sweep.parameterizations)
+        bases = [self.base_point(*of) for of in names]
+        every = [*bases, *(point for point, _ in combinations(self) if isinstance(point, ModelPoint))]
+        points = {point.where: point for point in every}.values()
+        first = bases[0]
+        hyper, feed = first.hyper(1.0, 0).arrays(), first.feed
+        result = {"": of_loss(first.task, hyper, feed.first)}
+        if feed.held_out:
+            result[""]["the held-out data"] = digest_of(feed.held_out)
+        steps: dict[int, set[int]] = {}
+        for point in points:
+            steps.setdefault(point.batch_size, set()).add(point.steps)
+        for size, lengths in steps.items():
+            result[f"batch size {size}"] = first._training.feeds[size].hashes(lengths)
+        for point in points:
+            result[f"{point.parameterization} width {point.width} depth {point.depth}"] = point.programs().init
+        for point in bases:
+            result[point.where] = of_optimizer(point.task, point.hyper(1.0, 0).arrays())
+        for point in points:
+            factors = of_factors(point.hyper(1.0, 0).arrays())
+            result.setdefault(point.where, {}).update(point.programs().step | factors)
+        return result
+
+    def base_point(self, optimizer: str, parameterization: str) -> ModelPoint:
+        """A point of the base, with the first value of every further axis."""
+        first = {axis.key: axis.values[0] for axis in self.axes if axis.key != LEARNING_RATE}
+        names = {OPTIMIZER: optimizer, PARAMETERIZATION: parameterization}
+        unused = self.unused(optimizer, parameterization)
+        return self.point({WIDTH: self.width, DEPTH: self.depth, **names, **first, **unused})
+
     def point(self, values: Mapping[str, Any]) -> ModelPoint:
         leaves = {"steps": self.about["steps"], **values}
         return ModelPoint(leaves, self.training)
@@ -326,7 +391,7 @@ def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
     runs = sweep.pop("sizes", ())  # newer than the others
     names = {field.name: field for field in dataclasses.fields(SweepSettings)}
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in sweep.items() if k in names}
-    about = {key: value for key, value in saved.items() if key not in ("schema", "axes", "sweep")}
+    about = {key: value for key, value in saved.items() if key not in ("schema", "axes", "sweep", HASHES)}
     return ModelStudy(
         SweepSettings(**lists),
         ParallelSettings(),

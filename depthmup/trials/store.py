@@ -9,14 +9,15 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from depthmup.files import digest, first_difference, without_nan, write_atomically
+from depthmup.files import digest, without_nan, write_atomically
 from depthmup.train.workdir import Workdir, WorkdirError
+from depthmup.trials.identity import HASHES, difference
 from depthmup.trials.study import Row
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ RESULTS = "results.jsonl"  # file of all rows for other programs, written by `St
 LISTS = {"curve": ("step", "loss", "grad_norm"), "measured": ("step", "quantity", "layer", "value")}
 KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types; of other columns float
 IDENTITY = b"depthmup"  # key of a file's metadata: the settings of the sweep, as settings.json has them
+ALWAYS = ("schema", "axes")  # entries that every identity has
 Columns = Mapping[str, np.ndarray]
 NOTHING: Columns = {}
 
@@ -50,21 +52,27 @@ class Store:
 
     rows: {key: row}, in the order in which this process has read them.
 
-    Raises WorkdirError if the workdir belongs to other settings or has another SCHEMA.
+    Raises WorkdirError if the workdir belongs to other settings or has another SCHEMA, or if a file of a group is that
+    of another sweep.
     """
 
-    def __init__(self, workdir: Path, settings: Mapping[str, Any]) -> None:
-        """settings: `Study.identity`."""
+    def __init__(self, workdir: Path, settings: Mapping[str, Any], untold: Collection[str] = ()) -> None:
+        """settings: `Study.identity` with `Study.untold`. untold: the names of the latter."""
         self.rows, self._path = dict[str, Row](), workdir
-        self._seen, self._unreadable = set[Path](), set[Path]()
+        self._seen, self._unreadable, self._agree = set[Path](), set[Path](), set[bytes]()
         results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
-        self._identity = json.dumps(settings, sort_keys=True)
+        self._identity = json.dumps(settings)
+        self._untold = {key: value for key, value in json.loads(self._identity).items() if key in (*ALWAYS, *untold)}
         self._workdir = Workdir(
             workdir, settings, results, shared=True, differs=extension, remembered=lambda: _identity(workdir)
         )
         self._messages = self._workdir.messages
         (workdir / GROUPS).mkdir(exist_ok=True)
-        self.refresh()
+        try:
+            self.refresh()
+        except WorkdirError:
+            self.close()
+            raise
 
     def add(self, group: Sequence[Finished]) -> None:
         """Add finished trials. When this returns, all of them are on the disk; if it raises, none of them is."""
@@ -81,11 +89,14 @@ class Store:
         """
         for path in sorted(set((self._path / GROUPS).glob("*.parquet")) - self._seen):
             try:
-                self._take(path, _read_rows(path))
+                rows, identity = _read(path)
             except Exception as error:  # damaged bytes make the reader raise many kinds of errors
                 if path not in self._unreadable:
                     self._messages.append(f"{path} cannot be read, and its trials run again: {error}")
                 self._unreadable.add(path)
+                continue
+            self._check(path, identity)
+            self._take(path, rows)
 
     def messages(self) -> list[str]:
         """The messages to the user that are new since the last call."""
@@ -99,6 +110,21 @@ class Store:
     def close(self) -> None:
         self._workdir.close()
 
+    def _check(self, path: Path, identity: bytes) -> None:
+        """Raise WorkdirError if the rows of a file are those of another sweep."""
+        if identity in self._agree:
+            return
+        saved = json.loads(identity)
+        other = extension({key: saved[key] for key in self._untold if key in saved}, self._untold) if saved else ""
+        if other:
+            raise WorkdirError(_foreign(path, other))
+        if HASHES in self._untold and HASHES not in saved:
+            print(
+                f"note: {self._path} has rows of an earlier version, which did not keep what decides them besides the "
+                "program of a step: whether the init, arrays, held-out data or later batches have changed is not known"
+            )
+        self._agree.add(identity)
+
     def _take(self, path: Path, rows: Iterable[Row]) -> None:
         for row in rows:
             self.rows.setdefault(row["key"], row)
@@ -109,13 +135,20 @@ def load(workdir: str | Path) -> pandas.DataFrame:
     """The rows of a sweep as a table: a row per trial, a column per setting and result (docs/sweeps.md).
 
     If the workdir has no files of groups, the rows come from results.jsonl, which may have been copied alone. Raises
-    WorkdirError if the workdir holds no rows.
+    WorkdirError if the workdir holds no rows, or files of two sweeps of models.
     """
     import pandas
 
     rows: dict[str, Row] = {}
+    first: dict[str, Any] = {}  # the identity of the first file that tells what decides its rows
     for path in _files(Path(workdir)):
-        for row in _readable(_read_rows, path) or []:
+        group, content = _readable(_read, path) or ([], b"{}")
+        identity = json.loads(content)
+        if HASHES in identity:
+            first = first or identity
+            if other := extension(identity, first):
+                raise WorkdirError(_foreign(path, other))
+        for row in group:
             rows.setdefault(row["key"], row)
     exported = Path(workdir) / RESULTS
     if not rows and exported.exists():
@@ -162,6 +195,10 @@ def _lists(workdir: Path, about: str, words: str) -> pandas.DataFrame:
     return pandas.concat([part.to_pandas() for part in parts], ignore_index=True)
 
 
+def _foreign(path: Path, other: str) -> str:
+    return f"{path} holds rows of another sweep: {other}. Move this file away"
+
+
 def _files(workdir: Path) -> list[Path]:
     return sorted((workdir / GROUPS).glob("*.parquet"))
 
@@ -175,9 +212,11 @@ def _readable(read: Any, path: Path, *arguments: Any) -> Any:
         return None
 
 
-def _read_rows(path: Path) -> list[Row]:
+def _read(path: Path) -> tuple[list[Row], bytes]:
+    """(rows, settings of their sweep as JSON, {} in the first files)"""
     file = _opened(path)
-    return file.read([name for name in file.schema_arrow.names if "/" not in name]).to_pylist()
+    rows = file.read([name for name in file.schema_arrow.names if "/" not in name]).to_pylist()
+    return rows, (file.schema_arrow.metadata or {}).get(IDENTITY, b"{}")
 
 
 def _read_lists(path: Path, about: str) -> pyarrow.Table:
@@ -227,5 +266,4 @@ def extension(saved: Any, here: Any) -> str:
     if saved.get("schema") != here["schema"]:
         return f"schema was {saved.get('schema', 'none')}, now it is {here['schema']}"
     swept = {"axes", "sweep", *saved.get("axes", ()), *here["axes"]}
-    before, now = ({k: v for k, v in tree.items() if k not in swept} for tree in (saved, here))
-    return first_difference(before, now)
+    return difference(*({k: v for k, v in tree.items() if k not in swept} for tree in (saved, here)))

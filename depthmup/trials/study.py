@@ -155,8 +155,9 @@ class Study(abc.ABC):
         "sweep" has the settings of the sweep. Both may change when a sweep is extended."""
 
     @property
-    def identity_of_data(self) -> dict[str, str]:
-        """What decides the examples besides, such as the files of a folder."""
+    def untold(self) -> dict[str, Any]:
+        """What decides rows besides all that their keys tell, such as the files of a folder: a further part of the
+        identity, in which all files of a workdir's rows must agree."""
         return {}
 
     @abc.abstractmethod
