@@ -1,5 +1,7 @@
 """A process drops the programs that it has left: each is many memory maps, of which Linux gives a process 65,530."""
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,17 @@ def test_a_sweep_frees_its_programs(set_limit):
         counts.append(maps())
         limit = limit or set_limit()
     assert max(counts) < limit + 200, counts
+
+
+def test_a_loop_frees_its_data():
+    """Although JAX keeps the programs of pmap, and with them the loop."""
+    one = {"sweep__optimizers": ("sgd",), "sweep__parameterizations": ("sp",), "sweep__seeds": 1}
+    first, second = tiny.groups(6, **one, sweep__depths=(), sweep__widths=(8, 16))
+    runner = Runner()
+    data = [weakref.ref(leaf) for leaf in jax.tree.leaves(runner.loop(first)._resident)]
+    assert all(leaf() is not None for leaf in data)
+    runner.loop(second)
+    assert all(leaf() is None for leaf in data)
 
 
 def test_a_check_frees_programs(set_limit):

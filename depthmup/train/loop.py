@@ -127,6 +127,12 @@ class TrialLoop:
         trials = [jax.tree.map(lambda leaf, i=i: leaf[i], restored) for i in range(len(hypers))]
         return self.placement.put(trials), hyper
 
+    def close(self) -> None:
+        """Free the training data on the devices. Programs of `jax.pmap`, and with them the loop, stay until the caches
+        of JAX are cleared."""
+        self.__dict__.pop("_resident", None)
+        self._last = None
+
     def state_shapes(self, hypers: Sequence[Hyper]) -> PyTree:
         """Shapes and types of the trials' state, (trials, ...) each. A checkpoint must have the same."""
         one = jax.eval_shape(self.task.init, hypers[0].arrays())

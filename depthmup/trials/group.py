@@ -53,6 +53,8 @@ class Runner:
         measure, parallel = group.study.sweep.measure, group.study.parallel
         program = group.program, group.size, measure, parallel
         if self._loop is None or self._program != program:
+            if self._loop:
+                self._loop.close()
             self._loop = None
             gc.collect()  # by jit its programs go with it
             free_programs()
