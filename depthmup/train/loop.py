@@ -104,8 +104,8 @@ class TrialLoop:
             raise ValueError(f"a batch of {batches.batch_size} cannot be split evenly over {parts} devices")
         self._part = part_of(batches.batch_size, placement.shard)
         self._places = np.arange(batches.batch_size, dtype=np.int32)[self._part]
-        # Placements, the shapes of the metrics and the loop over steps share what is traced once for a task. Inlined, it
-        # leaves no mark in the programs.
+        # Placements, the shapes of the metrics and the loop over steps share what is traced once for a task. Inlined,
+        # it leaves no mark in the programs.
         self._task_step, self._task_evaluate = (jax.jit(f, inline=True) for f in (task.step, task.evaluate))
         self._init = placement.over(jax.jit(task.init, inline=True), trial=1)
         self._evaluate = placement.over(self._evaluate_one, trial=2, batch=1)
