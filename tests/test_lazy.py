@@ -19,6 +19,10 @@ None .44104516 .63137230 .43973182 .42430763 .36480357 .31254535 .05535006 .1194
 """
 
 
+# As many samples at the same times share the programs of infinite depth.
+TIMES, SAMPLES = (0.0, 0.3, 1.0), 6
+
+
 def random_kernel(samples, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(samples, 6)) * rng.uniform(0.4, 1.2, (samples, 1))
@@ -35,7 +39,7 @@ def test_reference_table(row):
 
 
 def test_closed_forms_at_infinite_depth():
-    K, beta, tau = random_kernel(5), 0.8, np.array([0.0, 0.3, 1.0])
+    K, beta, tau = random_kernel(SAMPLES), 0.8, np.array(TIMES)
     k = lazy_kernels(K, None, "linear", beta, times=tau)
     grown = np.exp(beta**2 * tau)[:, None, None]
     np.testing.assert_allclose(k.H, K * grown, rtol=1e-10)
@@ -47,7 +51,7 @@ def test_closed_forms_at_infinite_depth():
         H, G, branch = (np.diagonal(of, axis1=-2, axis2=-1) for of in (k.H, k.G, k.ntk_branch_until))
         norms, grown = np.diag(K), np.exp(beta**2 * tau / 2)[:, None]
         np.testing.assert_allclose(H, norms * grown, rtol=1e-10)
-        np.testing.assert_allclose(G, top * np.exp(beta**2 / 2) / grown * np.ones(5), rtol=1e-10)
+        np.testing.assert_allclose(G, top * np.exp(beta**2 / 2) / grown * np.ones(SAMPLES), rtol=1e-10)
         np.testing.assert_allclose(branch, beta**2 * norms * tau[:, None] * G[0] / 2, rtol=1e-10, atol=1e-12)
 
 
@@ -79,13 +83,13 @@ def relu_by_an_ode_solver(K, beta):
 
 def test_relu_at_infinite_depth_for_any_angle():
     """The interpolated flow, up to nearly opposite and nearly equal samples."""
-    x = np.linalg.cholesky(random_kernel(6) + 0.1 * np.eye(6))
+    x = np.linalg.cholesky(random_kernel(SAMPLES) + 0.1 * np.eye(SAMPLES))
     x[1], x[2] = -0.9 * x[0] + 1e-2 * x[3], 1.1 * x[0] + 1e-2 * x[4]
     K = x @ x.T
-    k = lazy_kernels(K, None, "relu", 1.2, times=(1,))
+    k = lazy_kernels(K, None, "relu", 1.2, times=TIMES)
     H, ntk = relu_by_an_ode_solver(K, 1.2)
-    between = ~np.eye(6, dtype=bool)  # of a sample with itself the solver above keeps half the digits
-    np.testing.assert_allclose(k.H[0][between], H[between], rtol=0, atol=1e-9)
+    between = ~np.eye(SAMPLES, dtype=bool)  # of a sample with itself the solver above keeps half the digits
+    np.testing.assert_allclose(k.H[-1][between], H[between], rtol=0, atol=1e-9)
     np.testing.assert_allclose(k.ntk[between], ntk[between], rtol=0, atol=1e-9)
 
 

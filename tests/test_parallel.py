@@ -1,6 +1,7 @@
 """A batch on eight devices is a batch on one, by pmap and by jit, gradients and statistics included."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -111,13 +112,20 @@ def test_trials_over_devices_by_jit_are_those_by_pmap(x64):
     assert_same(by_pmap, by_jit)
 
 
+@functools.cache
+def five_trials(family, recipe, norm):
+    """(task, batches, five trials, what `trained` gives of them on one device), of which two are frozen before the
+    others. Float64 must be switched on."""
+    task, batches, hyper = made(family, recipe, norm=norm)
+    hypers = [hyper._replace(seed=i, learning_rate=0.01 / 2**i, steps=4 if i in (1, 2) else STEPS) for i in range(5)]
+    return task, batches, hypers, trained(task, batches, hypers, TrialsOverDevices(5, jax.devices()[:1], layout="map"))
+
+
 @pytest.mark.parametrize(("share", "layout"), [(2, "vmap"), (4, "map")])
 @pytest.mark.parametrize(("family", "recipe", "norm"), [FAMILIES[0], FAMILIES[1]])
 def test_trials_that_devices_share_are_lone_trials(x64, family, recipe, norm, share, layout):
-    """On 4 x 2 and 2 x 4 devices, several trials for each set of devices, of which two are frozen before the others."""
-    task, batches, hyper = made(family, recipe, norm=norm)
-    hypers = [hyper._replace(seed=i, learning_rate=0.01 / 2**i, steps=4 if i in (1, 2) else STEPS) for i in range(5)]
-    one = trained(task, batches, hypers, TrialsOverDevices(5, jax.devices()[:1], layout="map"))
+    """On 4 x 2 and 2 x 4 devices, several trials for each set of devices."""
+    task, batches, hypers, one = five_trials(family, recipe, norm)
     shared = TrialsOverDevices(5, wrapper="jit", layout=layout, share=share)
     assert dict(shared.mesh.shape) == {"trials": 8 // share, "batch": share}
     state, metrics, evaluation = trained(task, batches, hypers, shared)

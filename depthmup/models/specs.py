@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -26,7 +27,8 @@ def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
     """
 
     def init(model: Model) -> PyTree:
-        return model.init(jax.random.key(0), jnp.ones_like(model.batch_shapes(1, input_shape)[0]), UNIT)["params"]
+        """Zeros in place of the parameters, of which only the shapes matter here."""
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), _shapes(model, input_shape))
 
     direct = model.even_scan or not model.scan
     specs = infer_specs(
@@ -37,11 +39,19 @@ def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
     )
     if direct:
         return specs
-    shapes = jax.eval_shape(lambda: init(model))
+    shapes = _shapes(model, input_shape)
     stacked = stack_blocks(specs, shapes, join=_stack)
     leaves, treedef = jax.tree.flatten(stacked, is_leaf=is_spec)
     pairs = zip(leaves, flatten_shapes(shapes)[0], strict=True)
     return jax.tree.unflatten(treedef, [dataclasses.replace(spec, path=path) for spec, path in pairs])
+
+
+@functools.lru_cache(maxsize=1024)
+def _shapes(model: Model, input_shape: tuple[int, ...]) -> PyTree:
+    """The shapes of the parameters. The shapes of a grid need those at twice and four times the width, and at twice the
+    depth, which are often in the grid themselves."""
+    inputs = jnp.ones_like(model.batch_shapes(1, input_shape)[0])
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), inputs, UNIT)["params"])
 
 
 def _stack(*blocks: ParamSpec) -> Any:

@@ -104,7 +104,10 @@ class TrialLoop:
             raise ValueError(f"a batch of {batches.batch_size} cannot be split evenly over {parts} devices")
         self._part = part_of(batches.batch_size, placement.shard)
         self._places = np.arange(batches.batch_size, dtype=np.int32)[self._part]
-        self._init = placement.over(task.init, trial=1)
+        # Placements, the shapes of the metrics and the loop over steps share what is traced once for a task. Inlined,
+        # it leaves no mark in the programs.
+        self._task_step, self._task_evaluate = (jax.jit(f, inline=True) for f in (task.step, task.evaluate))
+        self._init = placement.over(jax.jit(task.init, inline=True), trial=1)
         self._evaluate = placement.over(self._evaluate_one, trial=2, batch=1)
         # What is measured knows nothing of parts of a batch: every device has all examples of it.
         self._measure = placement.over(measurement.function, trial=2, shared=1) if measurement else None
@@ -239,7 +242,7 @@ class TrialLoop:
     def _step_of_one(self, state: TrainState, hyper: Hyper, batch: Any, number: Any) -> tuple[TrainState, Any]:
         """A training step of one trial on a raw batch."""
         places, raw = batch
-        return self.task.step(state, self.batches.prepared(raw, number, places), hyper)
+        return self._task_step(state, self.batches.prepared(raw, number, places), hyper)
 
     def _chunk_of_one(
         self, state: TrainState, hyper: Hyper, order: Any, resident: Any, first: Any, count: Any
@@ -272,7 +275,7 @@ class TrialLoop:
         return state._replace(step=state.step + count - done), metrics
 
     def _evaluate_one(self, state: TrainState, hyper: Hyper, batch: Any) -> Any:
-        return self.task.evaluate(state, self.batches.prepared(batch), hyper)
+        return self._task_evaluate(state, self.batches.prepared(batch), hyper)
 
     def _chunks(self, state: Any, hyper: Any, start: int, end: int) -> tuple[Any, list[Any]]:
         """Take steps start..end-1 on data in memory: (state, [(metrics, steps) of each call] for `_read`)."""
