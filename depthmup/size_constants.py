@@ -73,13 +73,14 @@ def changes(
     return [Change(*numbers, frozenset(kinds)) for numbers, kinds in behind.items()]
 
 
-def constants(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[Constant]:
-    """The numbers that multiply what `apply(params, *inputs)` computes from parameters, in the order of the program.
+def constants(closed: Any, params: PyTree) -> list[Constant]:
+    """The numbers that multiply what a forward pass computes from parameters, in the order of the program.
 
     Left out are those of a mean (a sum divided by a number), and those of what the logits do not depend on, such as an
     auxiliary loss. The body of a scan counts once; nothing is computed.
+
+    closed: the traced forward pass; its first arguments are the parameters.
     """
-    closed = jax.make_jaxpr(apply)(params, *inputs)
     alive, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     paths = flatten_shapes(params)[0]
     arguments = [_Value(behind=path) for path in paths] + [_Value()] * (len(alive.invars) - len(paths))

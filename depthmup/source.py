@@ -22,10 +22,10 @@ from depthmup.audit import InitAudit, Initializers
 from depthmup.forward import ends, on_the_stream, place, places, repeated, residual_alone
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
-from depthmup.graph import CLOSED, ForwardError, Site, contractions, sites
+from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, contractions, sites, traced
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by, with_roles
-from depthmup.parameterization import ForwardFactors, Parameterization
+from depthmup.parameterization import Parameterization
 from depthmup.size_constants import Change, Constant, changes, constants
 from depthmup.specs import Layout, ParamSpec, Place, PyTree, flatten_shapes, is_spec, leaves_of, starred
 
@@ -57,7 +57,7 @@ class Source:
 
     def __post_init__(self) -> None:
         self._kept: dict[Any, Any] = {}
-        self._models: dict[tuple[int, int], Model] = {}
+        self._kept_of_models: dict[Any, Any] = {}  # what no parameterization changes
         self.initializers = Initializers(lambda width, depth: self.model(width, depth).traced)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,16 +68,44 @@ class Source:
             self._kept[key] = make()
         return self._kept[key]
 
+    def _once_of_models(self, key: Any, make: Callable[[], Any]) -> Any:
+        """`_once`, for all sources of the same models."""
+        if key not in self._kept_of_models:
+            self._kept_of_models[key] = make()
+        return self._kept_of_models[key]
+
     def model(self, width: int, depth: int) -> Model:
-        if (width, depth) not in self._models:
-            made = adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output)
-            self._models[width, depth] = made
-        return self._models[width, depth]
+        def make() -> Model:
+            return adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output)
+
+        return self._once_of_models(("model", width, depth), make)
+
+    def _program(self, width: int, depth: int) -> Program:
+        """The forward pass with numbers made up for what is no parameter, at a width at which it may be computed."""
+        return self._once_of_models(
+            ("program", width, depth), lambda: traced(*traceable(self.model(width, depth)), self.inputs)
+        )
+
+    def _contractions(self, width: int, depth: int) -> list[int]:
+        """`contractions` of the forward pass at any width: no array is made."""
+
+        def count() -> list[int]:
+            program = self._kept_of_models.get(("program", width, depth))
+            if program is not None:
+                return contracted(program.closed.jaxpr)
+            return contractions(*_abstract(self.model(width, depth)), *self.inputs)
+
+        return self._once_of_models(("contractions", width, depth), count)
+
+    def _contractions_of_small(self, width: int, depth: int) -> list[int]:
+        """`_contractions` at a width at which the forward pass may be computed: other questions need this program."""
+        self._program(width, depth)
+        return self._contractions(width, depth)
 
     def under(self, p: Parameterization) -> Source:
         """The same models under another parameterization."""
         other = dataclasses.replace(self, p=p, base_heads=self.base_heads and p.base_head_dim == self.p.base_head_dim)
-        other._models = self._models
+        other._kept_of_models, other.initializers = self._kept_of_models, self.initializers
         return other
 
     def with_base_heads(self) -> Source:
@@ -101,7 +129,7 @@ class Source:
             return model.made.head_dim
         # The numbers of the products are those of any width: without a base, `width` may be large.
         numbers = self._once(("attentions", depth), lambda: {site.product for site in self._attentions(width, depth)})
-        products = contractions(*_abstract(model), *self.inputs) if numbers else []
+        products = self._contractions(width, depth) if numbers else []
         sizes = {products[number] for number in numbers}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -135,16 +163,13 @@ class Source:
         """Those of these attentions and products whose heads have the same size at twice the width."""
         if not attentions:
             return []
-        wide = self.model(2 * width, depth)
-        products = self._once(("products", 2 * width, depth), lambda: contractions(*_abstract(wide), *wide.inputs))
+        products = self._contractions_of_small(2 * width, depth)
         return [site for site in attentions if site.head_dim == products[site.product]]
 
     def numbers(self, width: int, depth: int) -> list[Constant]:
         """The numbers that multiply values of the forward pass, without those of factors."""
-        model = self.model(width, depth)
-        if model.factors is not None:
-            model = dataclasses.replace(model, factors=ForwardFactors(1.0, 1.0, 1.0))
-        return self._once(("numbers", width, depth), lambda: constants(*traceable(model), *model.inputs))
+        closed, params = self._program(width, depth).closed, self.model(width, depth).shapes[0]
+        return self._once_of_models(("numbers", width, depth), lambda: constants(closed, params))
 
     def shallow(self, depth: int) -> int:
         """The depth at which a model of this depth is traced: the base depth, or a small one."""
@@ -165,12 +190,13 @@ class Source:
         return self._sites_at(narrow, depth)
 
     def _sites_at(self, width: int, depth: int) -> list[Site]:
-        return self._once(("sites", width, depth), lambda: self._with_bilinear(width, depth))
+        return self._once_of_models(("sites", width, depth), lambda: self._with_bilinear(width, depth))
 
     def _with_bilinear(self, width: int, depth: int) -> list[Site]:
         """The sites without products that sum over as many terms at every width, and with others as attentions if their
         factor has a place."""
-        values = sites(*traceable(self.model(width, depth)), *self.inputs)
+        apply, params = traceable(self.model(width, depth))
+        values = sites(apply, params, *self.inputs, program=self._program(width, depth))
         fixed = self._fixed([site for site in values if site.kind == "bilinear"], width, depth)
         return [
             dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
@@ -269,7 +295,7 @@ class Source:
         grow = orientation.growing(shapes, wide)
         matrices: dict[str, orientation.Matrix] = {}
         if orientation.applied(sites):
-            terms, twice = (contractions(*_abstract(model), *self.inputs) for model in (few, many))
+            terms, twice = (self._contractions_of_small(size, depth) for size in (narrow, 2 * narrow))
             if len(terms) == len(twice):
                 matrices = orientation.matrices(sites, shapes, grow, terms, twice)
         layout = layout or orientation.layout_of(matrices)
@@ -311,7 +337,7 @@ class Source:
         values, (narrow, _) = self._needed(width, depth) if self.p.kinds else [], self.traced_shape(width, depth)
         head_dims: dict[int, float] = {}
         if "attention" in self.p.kinds:
-            products, powers = contractions(*_abstract(model), *self.inputs), self.attention_powers(width, depth)
+            products, powers = self._contractions(width, depth), self.attention_powers(width, depth)
             for site in [site for site in values if site.kind == "attention" and site.head_dim]:
                 base = site.head_dim if self.base_heads else self.p.base_head_dim  # sites are those of the base width
                 lacking = 1 - powers.get(site.product, 0.5)  # heads that do not grow have one factor at all widths

@@ -1,5 +1,6 @@
 """Kinds of layers: roles by hand, one kind trained, the table from planted rows."""
 
+import functools
 import json
 
 import jax
@@ -48,6 +49,9 @@ DIFFERENCES = {
 }
 
 
+set_up = functools.cache(layer_kinds.setup)
+
+
 @pytest.fixture
 def rows(tmp_path, monkeypatch):
     monkeypatch.setattr(layer_kinds, "ROWS", tmp_path / "layer_kinds.parquet")
@@ -55,13 +59,13 @@ def rows(tmp_path, monkeypatch):
 
 
 def test_a_check_takes_shorter_sequences_than_training():
-    m, tokens = layer_kinds.setup("plain", "depth_mup"), jnp.zeros(layer_kinds.CHECK_BATCH, jnp.int32)
+    m, tokens = set_up("plain", "depth_mup"), jnp.zeros(layer_kinds.CHECK_BATCH, jnp.int32)
     assert m.apply(m.init(jax.random.key(0)), tokens).shape == (*tokens.shape, layer_kinds.VOCABULARY)
 
 
 @pytest.mark.parametrize("kind", DIFFERENCES)
 def test_setup_finds_the_roles_without_an_override(kind):
-    specs = layer_kinds.setup(kind, "depth_mup").specs
+    specs = set_up(kind, "depth_mup").specs
     roles = {starred(spec.path): group(spec).split()[0] for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
     more, less = DIFFERENCES[kind]
     assert roles == {path: role for path, role in (PLAIN | more).items() if path not in less}

@@ -53,7 +53,7 @@ def double(tree):
 
 def explicit(model, inputs, p):
     """(specs, initial variables) of a model of tests/test_forward.py, which takes its factors as an attribute."""
-    variables = double(model(WIDTH, DEPTH, (1.0, 1.0, 1.0)).init(KEY, *inputs))
+    variables = double(jax.jit(model(WIDTH, DEPTH, (1.0, 1.0, 1.0)).init)(KEY, *inputs))
     specs = dm.infer_specs(
         lambda w, d: model(w, d, (1.0, 1.0, 1.0)).init(KEY, *inputs)["params"], width=WIDTH, depth=DEPTH,
         overrides={"stage1_a_0/kernel": "branch"} if "stage1_a_0" in variables["params"] else None,
@@ -74,7 +74,7 @@ def test_training_is_that_with_explicit_factors(name, x64):
     model, x, head_dim = MODELS[name]
     x = x if x.dtype == jnp.int32 or x.dtype == jnp.int64 else jnp.asarray(x, jnp.float64)
     m = setup(lambda w, d: model(w, d, (1.0, 1.0, 1.0)), x, gamma0=2.0, beta0=0.7)
-    params, state = double(m.model.init(KEY))
+    params, state = double(jax.jit(m.model.init)(KEY))
     rescaled = m.model.join(dm.rescale(m.parameterization, m.specs, params), state)
     p = dm.parameterization(
         "depth_mup", base_width=BASE[0], base_depth=BASE[1], base_head_dim=BASE[0] // 2 if head_dim else 1,
@@ -89,16 +89,20 @@ def test_training_is_that_with_explicit_factors(name, x64):
 
     def train(variables, apply, tx):
         params, state, losses = variables["params"], {k: v for k, v in variables.items() if k != "params"}, []
-        kept = tx.init(params)
-        for _ in range(4):
 
-            def value(params):
-                logits = apply({"params": params, **state}, x, mutable=list(state))[0]
-                return jnp.mean((logits - 1) ** 2)
+        def value(params):
+            logits = apply({"params": params, **state}, x, mutable=list(state))[0]
+            return jnp.mean((logits - 1) ** 2)
 
+        @jax.jit
+        def step(params, kept):
             number, grads = jax.value_and_grad(value)(params)
             updates, kept = tx.update(grads, kept, params)
-            params = optax.apply_updates(params, updates)
+            return optax.apply_updates(params, updates), kept, number
+
+        kept = tx.init(params)
+        for _ in range(4):
+            params, kept, number = step(params, kept)
             losses.append(number)
         return np.array(losses)
 
@@ -1238,9 +1242,9 @@ def test_heads_of_one_size_need_no_place_for_the_attention_factor():
     assert "branch factor" in text
     assert "attention" not in text
     deep = setup(
-        lambda w, d: NormedQueries(w, d, condition=True), tokens, depth=4 * DEPTH
+        lambda w, d: NormedQueries(w, d, condition=True), tokens, depth=2 * DEPTH
     )  # no shallow model tells all
-    assert deep.specs["numbers"].absorbs == (Absorbed("branch", 0, 0, ((1, 4 * DEPTH),)),)
+    assert deep.specs["numbers"].absorbs == (Absorbed("branch", 0, 0, ((1, 2 * DEPTH),)),)
     for refused in ({"factory": lambda w, d: NormedQueries(w, d, None), "width": BASE[0]}, {"base": None}):
         with pytest.raises(dm.ForwardError, match=r"queries and keys that .* make are homogeneous in no"):
             setup(*(refused.pop("factory", NormedQueries), tokens), **refused)
@@ -1473,7 +1477,8 @@ def test_am_mup_keeps_the_signal_of_a_plain_network():
     """With 1/sqrt(K) in each of K layers the logits of 16 layers were 5e-8 of these, and no learning rate trained."""
     keys = jax.random.split(KEY, 16)
     for name in ("am_mup", "sp"):
-        setups = [dm.setup(name, lambda w, d: PlainScanned(w, d), X, width=128, depth=depth) for depth in (4, 16, 32)]
+        m = dm.setup(name, lambda w, d: PlainScanned(w, d), X, width=128, depth=16)
+        setups = [m.at(128, depth) for depth in (4, 16, 32)]
         logits = [jax.jit(jax.vmap(lambda key, m=m: m.apply(m.init(key), X)))(keys) for m in setups]
         stds = [float(jnp.sqrt(jnp.square(of).mean())) for of in logits]
         assert max(stds) < 2 * min(stds), (name, stds)

@@ -4,9 +4,9 @@ jaxpr.py has the operations of a program, graph.py the graph of them, homogeneit
 homogeneous, products.py attentions and readouts, residual.py residual additions, sites.py all that factors multiply.
 """
 
-from depthmup.graph.graph import ADDITIONS, COPIES, PRODUCTS, RESHAPES, ForwardError, Graph, Node
+from depthmup.graph.graph import ADDITIONS, COPIES, PRODUCTS, RESHAPES, ForwardError, Graph, Node, Program, traced
 from depthmup.graph.homogeneity import Parts
-from depthmup.graph.jaxpr import CLOSED, bind, contractions, inner_jaxpr, parts_of_scan, values_at
+from depthmup.graph.jaxpr import CLOSED, bind, contracted, contractions, inner_jaxpr, parts_of_scan, values_at
 from depthmup.graph.products import last_layer
 from depthmup.graph.sites import SHARED, Site, last_matrices, sites
 
@@ -21,13 +21,16 @@ __all__ = [
     "Graph",
     "Node",
     "Parts",
+    "Program",
     "Site",
     "bind",
+    "contracted",
     "contractions",
     "inner_jaxpr",
     "last_layer",
     "last_matrices",
     "parts_of_scan",
     "sites",
+    "traced",
     "values_at",
 ]

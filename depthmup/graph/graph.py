@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,36 @@ class Node:
         return not self.copies or self.copies[-1] is self
 
 
+class Program(NamedTuple):
+    """A traced forward pass. closed: its jaxpr, of parameters, state and inputs in this order. outputs: what it returns
+    of real numbers, in words."""
+
+    closed: Any
+    outputs: Sequence[str]
+
+
+def traced(apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], state: Sequence[Any] = ()) -> Program:
+    """The program of `apply(params, *state, *inputs)`. Of all arrays shapes will do."""
+    trainable = parameters_only(params)
+    leaves, structure = jax.tree.flatten(trainable)
+    input_leaves, input_tree = jax.tree.flatten(tuple(inputs))
+    state_leaves, state_tree = jax.tree.flatten(tuple(state))
+    names = list[str]()
+
+    def logits(numbers: Sequence[Any], arrays: Sequence[Any], values: Sequence[Any]) -> Any:
+        tree = jax.tree.unflatten(structure, numbers)
+        tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
+        outputs = apply(tree, *jax.tree.unflatten(state_tree, arrays), *jax.tree.unflatten(input_tree, values))
+        names.extend(
+            f"outputs{jax.tree_util.keystr(path)} {np.shape(leaf)}"
+            for path, leaf in jax.tree_util.tree_flatten_with_path(outputs)[0]
+            if _floating(leaf)
+        )
+        return outputs
+
+    return Program(jax.make_jaxpr(logits)(*jax.tree.map(typed, (leaves, state_leaves, input_leaves))), names)
+
+
 class Graph:
     """The forward pass as a graph of values, evaluated once.
 
@@ -86,6 +116,7 @@ class Graph:
     positive: whether the random inputs are positive and below 1, such as the scale of noise, of which a logarithm is
       taken.
     size: of the random parameters, by which they are multiplied.
+    program: the forward pass if it was traced already.
     """
 
     def __init__(
@@ -99,27 +130,14 @@ class Graph:
         state: Sequence[Any] = (),
         positive: bool = False,
         size: float = 1.0,
+        program: Program | None = None,
     ) -> None:
-        shapes, trainable = flatten_shapes(params)[0], parameters_only(params)
-        leaves = jax.tree.leaves(trainable)
-        input_leaves, input_tree = jax.tree.flatten(tuple(inputs))
-        state_leaves, state_tree = jax.tree.flatten(tuple(state))
+        shapes, leaves = flatten_shapes(params)[0], jax.tree.leaves(parameters_only(params))
+        input_leaves, state_leaves = jax.tree.leaves(tuple(inputs)), jax.tree.leaves(tuple(state))
         rng = np.random.default_rng(seed)
         number = number or functools.partial(_random, rng)
 
-        def logits(numbers: Sequence[Any], arrays: Sequence[Any], values: Sequence[Any]) -> Any:
-            tree = jax.tree.unflatten(jax.tree.structure(trainable), numbers)
-            tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
-            outputs = apply(tree, *jax.tree.unflatten(state_tree, arrays), *jax.tree.unflatten(input_tree, values))
-            names.extend(
-                f"outputs{jax.tree_util.keystr(path)} {np.shape(leaf)}"
-                for path, leaf in jax.tree_util.tree_flatten_with_path(outputs)[0]
-                if _floating(leaf)
-            )
-            return outputs
-
-        names = list[str]()
-        closed = jax.make_jaxpr(logits)(*jax.tree.map(typed, (leaves, state_leaves, input_leaves)))
+        closed, names = program or traced(apply, params, inputs, state)
         self.nodes: list[Node] = []
         self.fed: set[Node] = set()
         self._members: set[Node] = set()  # that a scan's body takes from stacks by their number

@@ -17,17 +17,18 @@ CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
 
 def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:
     """The number of terms of each of the forward pass's CONTRACTIONS, in the order of the program."""
-    sizes = []
+    return contracted(jax.make_jaxpr(apply)(params, *inputs).jaxpr)
 
-    def walk(jaxpr: Any) -> None:
-        for equation in jaxpr.eqns:
-            inner = inner_jaxpr(equation)
-            if inner is not None:
-                walk(inner[0])
-            elif equation.primitive.name in CONTRACTIONS:
-                sizes.append(summed(equation))
 
-    walk(jax.make_jaxpr(apply)(params, *inputs).jaxpr)
+def contracted(jaxpr: Any) -> list[int]:
+    """`contractions` of a program that was traced already."""
+    sizes: list[int] = []
+    for equation in jaxpr.eqns:
+        inner = inner_jaxpr(equation)
+        if inner is not None:
+            sizes += contracted(inner[0])
+        elif equation.primitive.name in CONTRACTIONS:
+            sizes.append(summed(equation))
     return sizes
 
 

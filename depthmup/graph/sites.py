@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from depthmup.graph import products, residual
-from depthmup.graph.graph import Graph, Node
+from depthmup.graph.graph import Graph, Node, Program, traced
 from depthmup.graph.homogeneity import Parts, doubles, homogeneous_in
 from depthmup.graph.jaxpr import CLOSED
 from depthmup.parameterization import Kind
@@ -85,15 +85,19 @@ class Site:
     where: str = ""
 
 
-def sites(apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0) -> list[Site]:
+def sites(
+    apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0, program: Program | None = None
+) -> list[Site]:
     """The branches, the readout and the attentions of `apply(params, *inputs)`, which returns the logits.
 
     Blocks that are scanned count once. Nothing of a parameter counts but its shape and dtype: the values of the test
     are random. Of the inputs, floating ones are replaced by random numbers too, positive ones if others give NaN. If
-    these do, parameters are small: the values of a network without norms can overflow (EGNN).
+    these do, parameters are small: the values of a network without norms can overflow (EGNN). program: of `apply`, if
+    it was traced already.
     """
+    program = program or traced(apply, params, inputs)
     for positive, size in ((False, 1.0), (True, 1.0), (False, 0.125)):
-        graph = Graph(apply, params, inputs, seed, positive=positive, size=size)
+        graph = Graph(apply, params, inputs, seed, positive=positive, size=size, program=program)
         if not np.isnan(graph.output.value).any():
             break
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}

@@ -56,9 +56,11 @@ class Foreign:
         return self.set_up(overrides=overrides), overrides
 
     def set_up(self, **options: Any) -> dm.Setup:
+        """Warnings are errors, but that of parts of fixed size."""
         shape = {"width": 64, "depth": 4, "base": (32, 2)}
         settings = {"name": "depth_mup", **shape, "fan_in_init": False, **self.options, **options}
         with warnings.catch_warnings():
+            warnings.simplefilter("error", dm.SetupWarning)
             warnings.filterwarnings("ignore", ".* joins a part of fixed size to one that grows", dm.SetupWarning)
             return dm.setup(settings.pop("name"), self.factory, *self.inputs, **settings)
 
