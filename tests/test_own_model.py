@@ -1477,8 +1477,7 @@ def test_am_mup_keeps_the_signal_of_a_plain_network():
     """With 1/sqrt(K) in each of K layers the logits of 16 layers were 5e-8 of these, and no learning rate trained."""
     keys = jax.random.split(KEY, 16)
     for name in ("am_mup", "sp"):
-        m = dm.setup(name, lambda w, d: PlainScanned(w, d), X, width=128, depth=16)
-        setups = [m.at(128, depth) for depth in (4, 16, 32)]
+        setups = [dm.setup(name, lambda w, d: PlainScanned(w, d), X, width=128, depth=depth) for depth in (4, 16, 32)]
         logits = [jax.jit(jax.vmap(lambda key, m=m: m.apply(m.init(key), X)))(keys) for m in setups]
         stds = [float(jnp.sqrt(jnp.square(of).mean())) for of in logits]
         assert max(stds) < 2 * min(stds), (name, stds)
