@@ -67,16 +67,22 @@ def proc_lines(name: str) -> list[str]:
 
 
 def free_programs() -> None:
-    """Drop the compiled programs of all functions, once they take a quarter of the memory maps that a process may have.
+    """Free compiled programs that are no longer used, once all take a quarter of the memory maps of a process.
 
     A program is some hundred maps, and beyond the limit compiling crashes. What `jax.jit` compiled goes with its
-    function; `jax.pmap` keeps all programs until the caches are cleared. A function that is called again is compiled
-    again. Where the system shows no maps, nothing is dropped.
+    function; `jax.pmap` keeps all programs until JAX's caches are cleared. Then a function that is called again is
+    compiled again. Where the system shows no maps, nothing is freed.
     """
-    limit = proc_lines("sys/vm/max_map_count") or [str(MOST_MAPS)]
-    if len(proc_lines("self/maps")) > int(limit[0]) / 4:
+    if _many_maps():
+        gc.collect()
+    if _many_maps():
         jax.clear_caches()
         gc.collect()
+
+
+def _many_maps() -> bool:
+    limit = proc_lines("sys/vm/max_map_count") or [str(MOST_MAPS)]
+    return len(proc_lines("self/maps")) > int(limit[0]) / 4
 
 
 def out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +55,6 @@ class Runner:
             if self._loop:
                 self._loop.close()
             self._loop = None
-            gc.collect()  # by jit its programs go with it
             free_programs()
             point = group.point
             measured = point.measurement(measure) if measure else None
