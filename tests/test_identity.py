@@ -80,17 +80,17 @@ def adam(**options):
 
 
 def setup(factory=Net, **options):
-    given = {"width": 8, "depth": 1, "base": (8, 1), "fan_in_init": False, "options": {"train": True}, **options}
-    return dm.setup("depth_mup", factory, jnp.zeros((1, INPUTS)), **given)
+    settings = {"width": 8, "depth": 1, "base": (8, 1), "fan_in_init": False, "options": {"train": True}, **options}
+    return dm.setup("depth_mup", factory, jnp.zeros((1, INPUTS)), **settings)
 
 
 SWEEP = {"steps": STEPS, "learning_rates": RATES, "widths": (), "depths": (1, 2), "seeds": 1}
 
 
-def identity(factory=Net, loss=loss, batches=batches, given=None, **options):
-    """The identity of a sweep, as a workdir has it. given: options of `setup`."""
-    study = study_of(setup(factory, **given or {}), loss, batches, **SWEEP | options)
-    return json.loads(json.dumps(study.identity | study.untold))
+def identity(factory=Net, loss=loss, batches=batches, setup_options=None, **options):
+    """The identity of a sweep, as a workdir has it. setup_options: of `setup`."""
+    study = study_of(setup(factory, **setup_options or {}), loss, batches, **SWEEP | options)
+    return json.loads(json.dumps(study.identity | study.beyond_keys))
 
 
 HELD_OUT = {"evaluate": (X, Y)}
@@ -103,7 +103,7 @@ CHANGES = {
         {"factory": functools.partial(Net, bias=(1.0,) * CLASSES)},
         "the init of head/bias changed",
     ),
-    "correction of the init": ({}, {"given": {"fan_in_init": True}}, "the init of .* changed"),
+    "correction of the init": ({}, {"setup_options": {"fan_in_init": True}}, "the init of .* changed"),
     "array in the loss": (
         {"loss": weighted(np.ones(CLASSES, np.float32))},
         {"loss": weighted(np.float32([5, 1, 1, 1]))},
@@ -158,7 +158,11 @@ CHANGES = {
         {"optimizer": {"A": adam(), "B": adam(b1=0.9)}},
         r"the optimizer changed \(B depth_mup width 8 depth 1 batch size 8 steps 20\)",
     ),
-    "roles": ({}, {"given": {"overrides": {"first/kernel": "input"}}}, "overrides.first/kernel was 'nothing', now"),
+    "roles": (
+        {},
+        {"setup_options": {"overrides": {"first/kernel": "input"}}},
+        "overrides.first/kernel was 'nothing', now",
+    ),
 }
 
 
@@ -218,9 +222,9 @@ def test_more_of_the_same_sweep(what, plain):
     assert extension(plain, identity(**MORE[what])) == ""
 
 
-def trained(workdir, given=loss, **options):
+def trained(workdir, criterion=loss, **options):
     return train(
-        study_of(setup(), given, batches, **SWEEP | {"steps": 4, "depths": (1,)} | options), workdir, progress=False
+        study_of(setup(), criterion, batches, **SWEEP | {"steps": 4, "depths": (1,)} | options), workdir, progress=False
     )
 
 

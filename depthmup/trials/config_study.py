@@ -126,7 +126,7 @@ class ConfigStudy(Study):
         return {"schema": SCHEMA, **fixed, "axes": sorted(swept), "sweep": sweep}
 
     @property
-    def untold(self) -> dict[str, Any]:
+    def beyond_keys(self) -> dict[str, Any]:
         return identity_of_data(self.settings)
 
     def point(self, values: Mapping[str, Any]) -> ConfigPoint:

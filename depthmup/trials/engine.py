@@ -62,8 +62,8 @@ def train(
     options, plan = study.sweep, checked(study, shard, yes)
     sizes = _sizes(study, plan)
     with contextlib.ExitStack() as stack:
-        untold = study.untold
-        store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | untold, untold)))
+        beyond_keys = study.beyond_keys
+        store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | beyond_keys, beyond_keys)))
         stack.callback(store.export)
         claims = stack.enter_context(contextlib.closing(Claims(store, workdir)))
         stack.enter_context(compiled_in(workdir / CACHE if options.cache else None))

@@ -301,7 +301,7 @@ class ModelStudy(Study):
         return {"schema": SCHEMA, **self.about, "axes": sorted(set(swept)), "sweep": {**sweep, "axes": axes}}
 
     @property
-    def untold(self) -> dict[str, Any]:
+    def beyond_keys(self) -> dict[str, Any]:
         return {**self.about, HASHES: self._hashes()}
 
     def _hashes(self) -> dict[str, Hashes]:

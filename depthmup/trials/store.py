@@ -56,13 +56,15 @@ class Store:
     of another sweep.
     """
 
-    def __init__(self, workdir: Path, settings: Mapping[str, Any], untold: Collection[str] = ()) -> None:
-        """settings: `Study.identity` with `Study.untold`. untold: the names of the latter."""
+    def __init__(self, workdir: Path, settings: Mapping[str, Any], beyond_keys: Collection[str] = ()) -> None:
+        """settings: `Study.identity` with `Study.beyond_keys`. beyond_keys: the names of the latter."""
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable, self._agree = set[Path](), set[Path](), set[bytes]()
         results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
         self._identity = json.dumps(settings)
-        self._untold = {key: value for key, value in json.loads(self._identity).items() if key in (*ALWAYS, *untold)}
+        self._beyond_keys = {
+            key: value for key, value in json.loads(self._identity).items() if key in (*ALWAYS, *beyond_keys)
+        }
         self._workdir = Workdir(
             workdir, settings, results, shared=True, differs=extension, remembered=lambda: _identity(workdir)
         )
@@ -115,10 +117,14 @@ class Store:
         if identity in self._agree:
             return
         saved = json.loads(identity)
-        other = extension({key: saved[key] for key in self._untold if key in saved}, self._untold) if saved else ""
+        other = (
+            extension({key: saved[key] for key in self._beyond_keys if key in saved}, self._beyond_keys)
+            if saved
+            else ""
+        )
         if other:
             raise WorkdirError(_foreign(path, other))
-        if HASHES in self._untold and HASHES not in saved:
+        if HASHES in self._beyond_keys and HASHES not in saved:
             print(
                 f"note: {self._path} has rows of an earlier version, which did not keep what decides them besides the "
                 "program of a step: whether the init, arrays, held-out data or later batches have changed is not known"

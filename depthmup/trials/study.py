@@ -155,7 +155,7 @@ class Study(abc.ABC):
         "sweep" has the settings of the sweep. Both may change when a sweep is extended."""
 
     @property
-    def untold(self) -> dict[str, Any]:
+    def beyond_keys(self) -> dict[str, Any]:
         """What decides rows besides all that their keys tell, such as the files of a folder: a further part of the
         identity, in which all files of a workdir's rows must agree."""
         return {}

@@ -89,6 +89,9 @@ def along_depths(sweeps: Sweeps, laws: Mapping[str, Law], measure: str = BOTH[0]
     return {name: along_depth(sweeps[law.sweep], measure, law.depths) for name, law in finished.items()}
 
 
+_JUDGED = dict[tuple[Any, ...], Transfer]()  # of what `along_depth` has judged
+
+
 def along_depth(
     sweep: Sweep,
     measure: str = "validation_accuracy",
@@ -117,9 +120,6 @@ def along_depth(
     if key not in _JUDGED:
         _JUDGED[key] = transfer(table, cap=cap, measure=measure)
     return _JUDGED[key]
-
-
-_JUDGED = dict[tuple[Any, ...], Transfer]()  # of what `along_depth` has judged
 
 
 def _first_steps(trials: pandas.DataFrame) -> list[float]:
