@@ -119,7 +119,7 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "checks_sizes": lambda _: coordinate_checks.sizes(),
     "scaling_rules": lambda _: scaling.table(),
     "scaling_decays": lambda _: scaling.decays(),
-    "jump": lambda _: jump.table(),
+    "jump": lambda _: jump.table(jump.JUMPS["batch"]),
 }
 
 
