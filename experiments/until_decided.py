@@ -34,8 +34,8 @@ FIXED = (6, 12, 24)  # numbers of seeds
 class Planted:
     """A planted sweep."""
 
-    def __init__(self, rng: np.random.Generator, kind: Kind, drift: float) -> None:
-        rows = plant(rng, kind._replace(step=kind.step / PARTS), drift, STAGES[-1])
+    def __init__(self, rng: np.random.Generator, kind: Kind) -> None:
+        rows = plant(rng, kind._replace(step=kind.step / PARTS), "wide", STAGES[-1])
         rates = sorted({row["learning_rate"] for row in rows})[int(rng.integers(PARTS)) :]
         self.lattice = Lattice(tuple(rates[::PARTS]), math.log2(rates[0]), round(1 / kind.step))
         self._rows = {self._key(row["depth"], row["learning_rate"], row["seed"]): row for row in rows}
@@ -86,8 +86,9 @@ def main(redraws: int) -> None:
     print("|---" * (3 + len(ways)) + "|", flush=True)
     for kind in (kind for name in NAMES for kind in KINDS if kind.name == name):
         for drift in DRIFTS:
-            rng, right = np.random.default_rng(0), truth(kind, -drift)
-            sweeps = (Planted(rng, kind, -drift) for _ in range(redraws))
+            planted = kind._replace(drift=drift * (len(DEPTHS) - 1))
+            rng, right = np.random.default_rng(0), truth(planted)
+            sweeps = (Planted(rng, planted) for _ in range(redraws))
             outcomes = [[until_decided(sweep), *(fixed(sweep, seeds) for seeds in FIXED)] for sweep in sweeps]
             columns = [cell(list(of_way), right) for of_way in zip(*outcomes, strict=True)]
             print(f"| {kind.name} | {drift:g} | {right or 'none'} | {' | '.join(columns)} |", flush=True)

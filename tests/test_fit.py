@@ -289,11 +289,11 @@ def test_the_margin_is_what_a_factor_costs_at_that_size():
     result = fit.transfer(rows, cap=CAP, margin=0.5)
     assert result.verdict == "does not transfer"
     assert result.answers == ["within", "within", "beyond"]
-    assert "at depth 8 (1/1.41421 of the best: 5." in result.reason
+    assert result.reason.endswith("at depth 8; margin 5.1%: 0.5 octaves below the best")
     assert result.costs[2].share == pytest.approx(math.expm1(0.2 * 0.7**2), rel=0.15)
     shallow = [
-        {**row, "loss": math.exp(math.log(row["loss"]) / 100)} for row in rows
-    ]  # differences below half a percent
+        {**row, "loss": math.exp(math.log(row["loss"]) / 1000)} for row in rows
+    ]  # differences below a tenth of a percent
     assert fit.transfer(shallow, margin=0.5).verdict == "transfers"
 
 
@@ -382,25 +382,29 @@ def test_noise_alone_does_not_refuse_transfer():
     assert verdicts.count("transfers") == 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in planted_verdicts.KINDS if kind.name != "sharp, noisier"])
-def test_planted_verdicts(kind):
-    """Of 40 sweeps with twelve seeds (1,000 in experiments/planted_verdicts.py)."""
-    for drift in (0.0, 0.5) if kind.shape(1.0) else (0.0,):
-        shares = planted_verdicts.counted(kind, drift, 12, 40)
-        assert shares["wrong"] <= 0.05
-        assert shares["decided"] >= {"moving cliff": 0.5, "flat everywhere": 0}.get(kind.name, 0.75), drift
-
-
 @pytest.mark.parametrize(
-    ("kind", "drift", "seeds", "share"),
-    [("sharp", 0.25, 6, 0.07), ("soft cliff", 0.1, 3, 0.03), ("skew, steep to the left", 0.25, 24, 0.06)],
+    ("name", "grid", "least"),
+    [
+        ("parabola", "adaptive", 0.9),
+        ("steeper above, 2", "fixed", 0.0),
+        ("steeper above, 3", "adaptive", 0.0),
+        ("smoothly more skew", "fixed", 0.3),
+        ("moving cliff", "fixed", 0.2),
+        ("seeds with optima of their own", "fixed", 0.0),
+        ("diverging by chance", "adaptive", 0.9),
+        ("two valleys", "adaptive", 0.0),
+        ("flat everywhere", "fixed", 0.0),
+    ],
 )
-def test_errors_are_those_of_both_optima(kind, drift, seeds, share):
-    """Of 100 sweeps: at the margin, where 2.5% to either side are wrong; and with a cliff between the tuned value's
-    interval and the optimum, which first-order errors do not see; and where parabolas are biased."""
-    kinds = {kind.name: kind for kind in planted_verdicts.KINDS}
-    counted = planted_verdicts.counted(kinds[kind], drift, seeds, 100)
-    assert counted["decided" if math.isnan(counted["wrong"]) else "wrong"] <= share
+def test_planted_verdicts(name, grid, least):
+    """Of 40 sweeps with eight seeds at the first and the last drift (1,000 in experiments/planted_verdicts.py)."""
+    kind = next(kind for kind in planted_verdicts.KINDS if kind.name == name)
+    for drift in {kind.drifts[0], kind.drifts[-1]}:
+        shares = planted_verdicts.counted(kind._replace(drift=drift), grid, 8, 40)
+        assert shares["wrong"] <= 0.05
+        assert shares["decided"] >= least, drift
+        assert not shares["covered"] < 0.9  # NaN if the value was trained at no other size
+        assert abs(shares["bias"]) <= 0.12 or name == "flat everywhere"
 
 
 def test_what_would_decide():
@@ -431,7 +435,7 @@ def test_one_seed_needs_another():
 
 def test_more_looks_ask_for_more():
     """The level is corrected for looking again."""
-    rows = table({2: -4.0, 4: -4.7, 8: -4.7}, noise=0.2)
+    rows = table({2: -4.0, 4: -4.7, 8: -4.7}, noise=0.4)
     once, often = (fit.transfer(rows, cap=CAP, looks=looks) for looks in (1, 5))
     assert often.cost.high > once.cost.high
     assert (once.verdict, often.verdict) == ("transfers", "undecided")
@@ -582,7 +586,7 @@ def test_regret():
     assert result.regret[1] == pytest.approx(best * (math.exp(0.2) - 1), rel=1e-9)
     assert result.regret[2] is None
     assert result.verdict == "does not transfer"
-    assert result.reason.startswith("0.0625 of depth 2 diverges at depth 8")
+    assert result.reason.startswith("0.0628 of depth 2 diverges at depth 8")
 
 
 def test_drift_of_the_edge():

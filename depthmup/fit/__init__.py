@@ -10,8 +10,8 @@ from depthmup.fit.optimum import Edge, Optimum, optimum, settled
 from depthmup.fit.path_sum import chain_path_sum, minimal_depth, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
-from depthmup.fit.transfer import MARGIN, Transfer, regret_at, transfer
-from depthmup.fit.verdict import VERDICTS, Cost, Need, Verdict
+from depthmup.fit.transfer import MARGIN, Transfer, regret_at, transfer, worth
+from depthmup.fit.verdict import VERDICTS, Cost, Need, Risk, Verdict
 
 __all__ = [
     "MARGIN",
@@ -27,6 +27,7 @@ __all__ = [
     "Need",
     "Optimum",
     "PowerLaw",
+    "Risk",
     "Rule",
     "Segment",
     "Transfer",
@@ -46,4 +47,5 @@ __all__ = [
     "segmented",
     "settled",
     "transfer",
+    "worth",
 ]

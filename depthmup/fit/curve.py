@@ -66,22 +66,57 @@ class Curve:
     failed: np.ndarray
     cap: float | None
 
-    @property
+    @functools.cached_property
+    def share(self) -> np.ndarray:
+        """(points,), the share of the trainings that have failed."""
+        return np.asarray(self.failed.sum(axis=1) / (~np.isnan(self.log)).sum(axis=1))
+
+    @functools.cached_property
+    def edge(self) -> int:
+        """The first point of the edge above which training is not possible; the number of points if the grid has none.
+
+        At most half of the seeds train at a point of the edge, above one at which more do. The points next below at
+        which a seed fails belong to it too: seeds have edges of their own. So do the last points of the grid.
+        Elsewhere a training that has failed has done so by chance."""
+        trains = self.share < 0.5
+        if not trains.any():
+            return 0
+        trained = np.where(self.failed & trains[:, None], np.nan, self.log)
+        lowest = int(np.argmin(np.where(trains, levels(trained)[0], np.inf)))
+        edge = lowest + int(np.argmax(np.append(~trains[lowest:], True)))
+        while self.share[edge - 1] > 0 and trains[: edge - 1].any():
+            edge -= 1
+        return edge
+
+    @functools.cached_property
     def trains(self) -> np.ndarray:
-        """(points,), whether all seeds train."""
-        return np.logical_not(self.failed.any(axis=1))
+        """(points,), whether a learning rate is below the edge and trains most seeds."""
+        return np.asarray((np.arange(len(self.x)) < self.edge) & (self.share < 0.5))
+
+    @functools.cached_property
+    def kept(self) -> np.ndarray:
+        """(points, seeds), log losses; NaN where a seed was not trained or has failed by chance."""
+        chance = self.failed & self.trains[:, None]
+        return np.where(chance, np.nan, self.log)
 
     @functools.cached_property
     def mean(self) -> np.ndarray:
-        """(points,), the mean log loss over seeds."""
-        return levels(self.log)[0]
+        """(points,), the mean log loss over seeds, without those that failed by chance."""
+        return levels(self.kept)[0]
 
     @functools.cached_property
     def best(self) -> int | None:
-        """The grid point with the smallest mean log loss among those at which all seeds train."""
+        """The grid point with the smallest mean log loss among those that train."""
         if not self.trains.any():
             return None
         return int(np.argmin(np.where(self.trains, self.mean, np.inf)))
+
+    @functools.cached_property
+    def compared(self) -> np.ndarray:
+        """(points,), whether a point and all below it have losses, but for those that failed by chance."""
+        diverged = (~self.finite & ~np.isnan(self.kept)).any(axis=1)
+        below = np.arange(len(self.x)) <= (self.best or 0)
+        return np.logical_and.accumulate(~diverged | below)
 
     def learned(self) -> bool:
         """Did a network learn at some learning rate? The best mean log loss must be below the loss of chance by more
@@ -91,30 +126,29 @@ class Curve:
         if self.cap is None or best is None:
             return best is not None
         near = slice(max(best - 1, 0), best + 2)
-        spread = self.log[near] - np.nanmean(self.log[near], axis=1, keepdims=True)
-        counts = (~np.isnan(self.log[near])).sum(axis=1)
+        spread = self.kept[near] - np.nanmean(self.kept[near], axis=1, keepdims=True)
+        counts = (~np.isnan(self.kept[near])).sum(axis=1)
         freedom = int((counts - 1).sum())
         if freedom:
             scatter = math.sqrt(float(np.nansum(spread**2)) / freedom)
-            error = half_width(freedom) * scatter / math.sqrt((~np.isnan(self.log[best])).sum())
+            error = half_width(freedom) * scatter / math.sqrt((~np.isnan(self.kept[best])).sum())
         else:
             scatter = self.smooth().scatter
             error = 0.0 if math.isnan(scatter) else 2 * scatter
-        return math.log(self.cap * (1 - LEARNED)) - float(np.nanmean(self.log[best])) > error
+        return math.log(self.cap * (1 - LEARNED)) - float(np.nanmean(self.kept[best])) > error
 
     def smooth(self, degree: int = DEGREE) -> Smooth:
-        """The curve up to its cliff, smoothed. There must be a point at which all seeds train."""
+        """The curve up to its cliff, smoothed. There must be a learning rate that trains."""
         used = self._up_to_divergence()
         best = used.index(int(self.best or 0))
-        points = used[: best + _rising(self.x[used], self.log[used], best) + 1]
-        return Smooth(self.x[points], self.log[points], best, len(points) < len(used), degree)
+        points = used[: best + _rising(self.x[used], self.kept[used], best) + 1]
+        return Smooth(self.x[points], self.kept[points], best, len(points) < len(used), degree)
 
     def _up_to_divergence(self) -> list[int]:
-        """The points below the first one above the best at which a seed fails. Below the best point a loss above chance
-        is one of too small a learning rate: only divergence is censored there."""
-        best, trains = int(self.best or 0), self.trains
-        stop = best + int(np.argmin(np.append(trains[best:], False)))
-        return [i for i in range(stop) if bool((self.finite[i] | np.isnan(self.log[i])).all())]
+        """The points below the edge. Below the best point a loss above chance is one of too small a learning rate: only
+        points at which seeds diverged, and not by chance, are censored there."""
+        diverged = (~self.finite & ~np.isnan(self.kept)).any(axis=1)
+        return [i for i in range(self.edge) if not diverged[i]]
 
 
 def checked(

@@ -9,22 +9,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from depthmup.fit.contrast import Size
-from depthmup.fit.curve import POINTS, SAME, capped, checked, half_width, log_losses
+from depthmup.fit.curve import POINTS, SAME, Curve, capped, checked, half_width, log_losses
 from depthmup.fit.drift import Drift, fitted_drift
 from depthmup.fit.optimum import Optimum, curve_optimum
+from depthmup.fit.posterior import posteriors
 from depthmup.fit.table import LossCurve, loss_curves
 from depthmup.fit.verdict import (
     BEYOND,
     MOST_SEEDS,
     NOT,
     NOTHING,
+    SELDOM,
     TRANSFERS,
     UNLEARNED,
     Answer,
     Cost,
     Kind,
+    Margin,
     Need,
+    Risk,
+    Size,
     Verdict,
     judged,
 )
@@ -47,14 +51,15 @@ class Transfer(NamedTuple):
     values: list[Any]  # the sizes
     verdict: Verdict
     reason: str  # the verdict's evidence in words
-    margin: float  # in octaves: see `transfer`
+    margin: float | str  # see `transfer`
+    margins: list[float]  # what it allows a value to cost at each size, as a share of the loss; NaN without an optimum
     answers: list[Answer]  # "within" the margin, "beyond" it, "open", or "not learned"; of the smallest size "within"
-    # The best value of the smallest size on the smooth curve that verdicts use (local parabolas, which scatter half as
-    # much as `optima`); None if that size has none.
-    tuned: float | None
+    tuned: float | None  # the best value of the smallest size by the curves of verdicts; None if that size has none
     costs: list[Cost | None]  # of the tuned value at each size; None where it diverges or was not trained
     cost: Cost | None  # the largest: an interval for the largest of all costs; None if one is not known
     needs: list[Need]  # what would decide the open sizes
+    risk: Risk | None  # trainings that failed at the values next to the tuned one, at all sizes; None without any
+    valleys: dict[Any, tuple[float, float]]  # {size: the best values of two valleys with a hill between them}
     optimal_lr: list[float | None]  # None for a size without an optimum
     optima: list[Optimum]
     drift: Drift | None  # of the optimum; None if fewer than two sizes have an optimum
@@ -127,7 +132,7 @@ def transfer(
     *,
     hyperparameter: str = "learning_rate",
     measure: str = "loss",
-    margin: float = MARGIN,
+    margin: float | str = MARGIN,
     looks: int = 1,
 ) -> Transfer:
     """The verdict, the optimum and the edge at each size, and the cost of the smallest size's best value at each size.
@@ -139,12 +144,13 @@ def transfer(
       cap: a training that ends at or above it has learned nothing (see `optimum`); in units of the minimized quantity.
       hyperparameter: the column whose optimum is followed; its values are positive. "Learning rate" below means it.
       measure: the column to minimize; if its name ends in "accuracy", the error 1 - accuracy is minimized.
-      margin: in octaves (factors of 2).
+      margin: what the value may cost: as much as one that is so many octaves (factors of 2) below the best, or a share
+        of the loss such as "0.5%" (`worth` says which share some percent of the steps are worth).
       looks: at how many times in all a verdict is asked for while seeds are added; errors are corrected for them.
 
-    The question of the verdict: is the learning rate that is best at the smallest size as good at a larger one as the
-    best there? Its cost is the difference of log losses on smooth curves. That is compared with a margin: the cost of a
-    learning rate `margin` octaves below the size's optimum, half a percent at least:
+    The question of the verdict: is the value that is printed, the one that is best at the smallest size, as good at a
+    larger one as the best there? Its cost is the difference of log losses. That is compared with the margin, by
+    default the cost of a learning rate an octave below the size's optimum, a tenth of a percent at least:
       "transfers"          the cost is surely below the margin at every size;
       "does not transfer"  it is surely above the margin at some size, or the learning rate diverges there for most
                            seeds, or the size's optimum is surely farther away than the grid reaches;
@@ -152,23 +158,30 @@ def transfer(
       "nothing learned"    fewer than two sizes have a training that is surely better than chance (`Curve.learned`).
     A size where nothing learned has no answer, and a table with such a size does not transfer to it.
 
-    "Surely" is 97.5% to one side. For "does not transfer" that holds for all sizes together: half of the error belongs
-    to the largest size, the other half to all other sizes. The error of a cost (`contrast.measured`) contains the
-    errors of both optima.
+    Costs and errors come from draws of smooth curves that the trainings allow (`fit.posterior`), of all sizes together;
+    they contain the errors of both optima. "Surely" is 97.5% to one side. For "does not transfer" that holds for all
+    sizes together: half of the error belongs to the largest size, the other half to all other sizes.
+
+    A training that diverges below the edge has done so by chance and leaves its curve. `risk` counts those next to the
+    printed value; `valleys` has the sizes whose curves have two.
 
     Sizes may have different rates, rates different numbers of seeds: an adaptive sweep, or one whose seeds were added
     where they were needed. Raises ValueError for an empty table, fewer than two sizes, fewer than five rates, a column
     that is missing, two rows for one trial, values of `axis` or `hyperparameter` that are not positive numbers,
     accuracies outside 0 to 1, or a NaN that is not one of a diverged training.
     """
-    POSITIVE.check("margin", margin)
+    allowed = margin_of(margin)
     at_least_one("looks", looks)
     frame: Any = table
     rows = frame.to_dict("records") if hasattr(table, "columns") else table
     curves = loss_curves(rows, axis, hyperparameter, measure)
-    sizes = [_size(size, curve, axis, hyperparameter, cap) for size, curve in curves.items()]
-    answers = judged(sizes, margin, looks)._asdict()  # Transfer has its fields, but for the margins
-    margins = answers.pop("margins")
+    checks = [_checked(size, curve, axis, hyperparameter, cap) for size, curve in curves.items()]
+    drawn = posteriors([curve for curve, _ in checks])
+    sizes = [
+        Size(size, curve, curve_optimum(curve), seeds, posterior)
+        for size, (curve, seeds), posterior in zip(curves, checks, drawn, strict=True)
+    ]
+    answers = judged(sizes, allowed, looks)._asdict()  # Transfer has its fields
     optima = [size.optimum for size in sizes]
     seeds, best = max(len(size.seeds) for size in sizes), optima[0].learning_rate
     result = Transfer(
@@ -190,10 +203,44 @@ def transfer(
         cap=cap,
     )
     regret = [None if best is None else regret_at(result, i, best) for i in range(len(sizes))]
-    return result._replace(regret=regret, reason=_words(result, margins, seeds))
+    return result._replace(regret=regret, reason=_words(result, seeds))
 
 
-def _size(size: Any, trials: LossCurve, axis: str, hyperparameter: str, cap: float | None) -> Size:
+def margin_of(margin: float | str) -> Margin:
+    """The margin that `transfer` takes. Raises ValueError for another one."""
+    if not isinstance(margin, str):
+        POSITIVE.check("margin", margin)
+        return Margin(float(margin))
+    try:
+        share = float(margin.removesuffix("%")) / 100
+    except ValueError:
+        share = math.nan
+    if not margin.endswith("%") or not 0 < share < math.inf:
+        raise ValueError(
+            f'margin must be a number of octaves, such as 1.0, or percent of the loss, such as "0.5%", got {margin!r}'
+        )
+    return Margin(None, share)
+
+
+def worth(over_steps: Transfer, share: float) -> str:
+    """The margin that is worth a share of the training, such as .02 of its steps: by how many percent the loss falls
+    when the steps grow by it, from the best losses at the sizes of a result along "steps". Raises ValueError for a
+    result along another axis, and where the loss does not fall."""
+    POSITIVE.check("share", share)
+    best = [(size, o.loss) for size, o in zip(over_steps.values, over_steps.optima, strict=True) if o.loss > 0]
+    if over_steps.axis != "steps" or len(best) < 2:
+        raise ValueError(f"a share of the steps needs optima at two numbers of steps, got {over_steps.line}")
+    steps, losses = np.log(np.array(best, float)).T
+    slope = float(np.polyfit(steps, losses, 1)[0])
+    if slope >= 0:
+        raise ValueError(f"more steps do not lower the loss: {over_steps.line}")
+    return f"{100 * math.expm1(-slope * math.log1p(share)):.3g}%"
+
+
+def _checked(
+    size: Any, trials: LossCurve, axis: str, hyperparameter: str, cap: float | None
+) -> tuple[Curve, list[Any]]:
+    """The curve of a size, and the names of its seeds."""
     present = np.array(trials.trained.any(axis=0))
     losses, trained = trials.losses[:, present], trials.trained[:, present]
     curve = checked(trials.rates, losses, cap, trials.diverged[:, present] | ~trained, trained)
@@ -201,15 +248,13 @@ def _size(size: Any, trials: LossCurve, axis: str, hyperparameter: str, cap: flo
         raise ValueError(
             f"{axis}={size:g} has {len(curve.x)} values of {hyperparameter}: an optimum needs {POINTS} at least"
         )
-    seeds = [seed for seed, is_trained in zip(trials.seeds, present.tolist(), strict=True) if is_trained]
-    smooth = None if curve.best is None else curve.smooth(degree=2)
-    return Size(size, curve, curve_optimum(curve), smooth, seeds)
+    return curve, [seed for seed, is_trained in zip(trials.seeds, present.tolist(), strict=True) if is_trained]
 
 
-def _words(result: Transfer, margins: Sequence[float], seeds: int) -> str:
+def _words(result: Transfer, seeds: int) -> str:
     """The verdict's evidence."""
     axis, sizes = result.axis, result.values
-    factor, name = f"a factor of {2**result.margin:g}", result.hyperparameter.replace("_", " ")
+    name = result.hyperparameter.replace("_", " ")
     unlearned = [f"{s:g}" for s, answer in zip(sizes, result.answers, strict=True) if answer == UNLEARNED]
     trains = "trains every seed" if result.cap is None else "does surely better than chance"
     chance = f"no {name} {trains} at {axis} {', '.join(unlearned)}" if unlearned else ""
@@ -219,18 +264,47 @@ def _words(result: Transfer, margins: Sequence[float], seeds: int) -> str:
     if rate is None:
         return f"{axis} {sizes[0]:g} has no best {name}: {chance or result.optima[0].reason}"
     value = f"{rate:.3g} of {axis} {sizes[0]:g}"
-    cost = f"; {value} costs at most {result.cost}" if result.cost else ""
-    if result.verdict == TRANSFERS:
-        return f"within {factor} of the best{cost} at any {axis}"
-    if result.verdict == NOT:
-        return _beyond(result, margins, value, factor)
-    if seeds == 1:
-        return f"one seed does not decide: several are needed{'; ' * bool(chance)}{chance}{cost}"
+    cost = f"{value} costs at most {result.cost}" if result.cost else ""
     missing = f"would be decided by {result.would_decide}" if result.needs else ""
-    return "; ".join(filter(None, [missing, chance])) + cost
+    if result.verdict == TRANSFERS:
+        parts = [f"{cost} at any {axis}" if cost else value]
+    elif result.verdict == NOT:
+        parts = [_beyond(result, value)]
+    elif seeds == 1:
+        parts = ["one seed does not decide: several are needed", chance, cost]
+    else:
+        parts = [missing, chance, cost]
+    risk = "" if result.verdict == NOT else risk_words(result)
+    return "; ".join(filter(None, [*parts, margin_words(result), risk, _valley_words(result)]))
 
 
-def _beyond(result: Transfer, margins: Sequence[float], value: str, factor: str) -> str:
+def margin_words(result: Transfer) -> str:
+    """What the margin allows, such as "margin 1.9%: an octave below the best"; "" where it is not known."""
+    margins = [margin for margin in result.margins[1:] if not math.isnan(margin)]
+    if not margins:
+        return ""
+    low, high = (f"{100 * margin:.2g}" for margin in (min(margins), max(margins)))
+    percent = f"{low}%" if low == high else f"{low} to {high}%"
+    if isinstance(result.margin, str):
+        return f"margin {percent}"
+    octaves = "an octave" if result.margin == 1 else f"{result.margin:g} octaves"
+    return f"margin {percent}: {octaves} below the best"
+
+
+def risk_words(result: Transfer) -> str:
+    """A warning where trainings next to the printed value diverge, surely in more than SELDOM of the cases."""
+    risk = result.risk
+    if risk is None or risk.low <= SELDOM:
+        return ""
+    return f"it may diverge: {risk.failed} of {risk.trained} trainings next to it did"
+
+
+def _valley_words(result: Transfer) -> str:
+    valleys = [f"{axis_size:g} ({2**low:.3g} and {2**high:.3g})" for axis_size, (low, high) in result.valleys.items()]
+    return f"two valleys at {result.axis} {', '.join(valleys)}" if valleys else ""
+
+
+def _beyond(result: Transfer, value: str) -> str:
     axis, parts = result.axis, []
     beyond = [i for i, answer in enumerate(result.answers) if answer == BEYOND]
     without = [i for i in beyond if result.costs[i] is None]
@@ -246,12 +320,11 @@ def _beyond(result: Transfer, margins: Sequence[float], value: str, factor: str)
         parts.append(f"diverges at {where(fails)}")
     if costly:
         worst = max(costly, key=lambda i: cost.share if (cost := result.costs[i]) else 0.0)
-        unit = f"1/{2**result.margin:g} of the best: {100 * margins[worst]:.1f}%"
-        parts.append(f"costs {result.costs[worst]} at {where([worst])} ({unit})")
+        parts.append(f"costs {result.costs[worst]} at {where([worst])}")
     if outside:
-        parts.append(f"is more than {factor} beyond the grid at {where(outside)}")
+        parts.append(f"is beyond the grid at {where(outside)}")
     if no_best:
-        parts.append(f"is more than {factor} from the best at {where(no_best)}, {result.optima[no_best[0]].reason}")
+        parts.append(f"is too far from the best at {where(no_best)}, {result.optima[no_best[0]].reason}")
     return f"{value} {'; '.join(parts)}"
 
 

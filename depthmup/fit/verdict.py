@@ -10,10 +10,15 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from depthmup.fit.contrast import LEAST, NEAR, Contrast, Measured, Size, measured
-from depthmup.fit.curve import CONFIDENCE
+from depthmup.fit.curve import CONFIDENCE, Curve
+from depthmup.fit.optimum import Optimum
+from depthmup.fit.posterior import Posterior
 
 MOST_SEEDS = 999  # more are not worth naming
+LEAST = math.log(1.001)  # a difference of log losses that nobody cares about: 2 to 3% of the tokens (docs/laws.md)
+NEAR = 1e-9  # octaves: rounding
+ROUNDING = 1e-9  # of log losses
+SELDOM = 0.05  # of the trainings that diverge: so many are worth a word
 
 Verdict = Literal["transfers", "does not transfer", "undecided", "nothing learned"]
 VERDICTS = get_args(Verdict)
@@ -53,11 +58,20 @@ class Need(NamedTuple):
     seeds: int
 
 
+class Risk(NamedTuple):
+    """How many trainings failed at the learning rates next to a value, at all sizes. low, high: 95% interval of the
+    probability (Clopper and Pearson 1934)."""
+
+    failed: int
+    trained: int
+    low: float
+    high: float
+
+
 class Judged(NamedTuple):
     """The verdict over some sizes; every list has one entry per size. `Transfer` explains the fields.
 
-    margins: the cost of a value `margin` octaves below the optimum, as a share of the best loss; NaN without an
-    optimum.
+    margins: in the cost of a value, as a share of the best loss; NaN without an optimum.
     """
 
     verdict: Verdict
@@ -67,58 +81,95 @@ class Judged(NamedTuple):
     cost: Cost | None
     needs: list[Need]
     margins: list[float]
+    risk: Risk | None
+    valleys: dict[Any, tuple[float, float]]
 
 
-def judged(sizes: Sequence[Size], margin: float, looks: int) -> Judged:
+class Margin(NamedTuple):
+    """What a value may cost: as much as one so many octaves below the best, or a share of the loss."""
+
+    octaves: float | None
+    share: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Size:
+    """The trainings of one size. seeds: their names. posterior: None where too few learning rates train."""
+
+    size: Any
+    curve: Curve
+    optimum: Optimum
+    seeds: Sequence[Any]
+    posterior: Posterior | None
+
+    @property
+    def has_optimum(self) -> bool:
+        return self.optimum.learning_rate is not None and self.posterior is not None
+
+    def known(self) -> Posterior:
+        assert self.posterior is not None
+        return self.posterior
+
+
+class Difference(NamedTuple):
+    """A difference of log losses: its value, and its draws, (draws,)."""
+
+    value: float
+    draws: np.ndarray
+
+    def low(self, error: float) -> float:
+        """The difference is below this in a share `error` of cases."""
+        return float(np.quantile(self.draws, error))
+
+    def high(self, error: float) -> float:
+        return float(np.quantile(self.draws, 1 - error))
+
+
+def judged(sizes: Sequence[Size], margin: Margin, looks: int) -> Judged:
     """The verdict over sizes, of which the first is the one that was tuned. `transfer` explains margin and looks."""
     learned = [size.curve.learned() for size in sizes]
     answers: list[Answer] = [OPEN if is_learned else UNLEARNED for is_learned in learned]
-    none = Judged(NOTHING, answers, None, [None] * len(sizes), None, [], [math.nan] * len(sizes))
+    none = Judged(NOTHING, answers, None, [None] * len(sizes), None, [], [math.nan] * len(sizes), None, {})
     if sum(learned) < 2:
         return none
-    if sizes[0].optimum.learning_rate is None:
+    if not sizes[0].has_optimum:
         return none._replace(verdict=UNDECIDED, needs=[_wider(sizes[0])] if learned[0] else [])
     error = (1 - CONFIDENCE) / 2 / looks
-    tuned = Tuned(sizes[0], sizes[0].star, _interval(sizes[0], error), margin, error, sizes[-1], len(sizes) - 1)
+    base = sizes[0].known()
+    tuned = Tuned(sizes[0], base.star, base.stars, margin, error, sizes[-1], len(sizes) - 1)
     answers[0] = WITHIN
-    needs, tested = list[Need](), dict[int, Contrast]()
+    needs = list[Need]()
     for i, size in enumerate(sizes):
-        if not i or not learned[i]:
-            continue
-        answers[i], need = tuned.without_test(size)
-        contrast = tuned.against_margin(size) if answers[i] == OPEN and need is None else None
-        if contrast is not None:
-            tested[i] = contrast
-        needs += [need] if need else []
-    for (i, contrast), difference in zip(tested.items(), measured(list(tested.values())), strict=True):
-        answers[i], need = tuned.answer(contrast.size, difference)
-        needs += [need] if need else []
-    contrasts = {i: cost for i, size in enumerate(sizes) if learned[i] and (cost := tuned.cost(size)) is not None}
-    differences = dict(zip(contrasts, measured(list(contrasts.values())), strict=True))
-    costs = [tuned.share(size, differences[i]) if i in differences else None for i, size in enumerate(sizes)]
+        if i and learned[i]:
+            answers[i], need = tuned.answer(size)
+            needs += [need] if need else []
+    costs = [tuned.cost(size) if is_learned else None for size, is_learned in zip(sizes, learned, strict=True)]
     verdict: Verdict = NOT if BEYOND in answers else TRANSFERS if set(answers) == {WITHIN} else UNDECIDED
     if max(len(size.seeds) for size in sizes) == 1:  # another seed may have another curve: one does not show it
         verdict = UNDECIDED
         needs = [need for need in needs if need.kind != "seeds"]
         needs += [tuned.more_seeds(size, 2) for size, answer in zip(sizes, answers, strict=True) if answer != UNLEARNED]
-    lows = [differences[i].value - differences[i].reach(tuned.error_at(sizes[i])) for i in differences if i]
-    largest = _largest(costs, lows)
-    return Judged(verdict, answers, 2**tuned.at, costs, largest, needs, [tuned.margin_at(size) for size in sizes])
+    lows = [tuned.surely_costs(size) for size, cost in zip(sizes[1:], costs[1:], strict=True) if cost]
+    valleys = {size.size: pair for size in sizes if size.posterior and (pair := size.posterior.valleys)}
+    margins = [tuned.margin_at(size) for size in sizes]
+    return Judged(
+        verdict, answers, 2**tuned.at, costs, _largest(costs, lows), needs, margins, _risk(sizes, tuned.at), valleys
+    )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Tuned:
     """The value that was tuned, and the questions that are asked of it at other sizes.
 
-    base: the size where it was tuned. at: log2 of the value. interval: log2 rates, between which the base's optimum
-    lies. margin: octaves. error: probability of a wrong answer to one side. largest: the largest size. others: the
+    base: the size where it was tuned. at: log2 of the value. drawn: (draws,), where the base's optimum may be. margin:
+    what the value may cost. error: probability of a wrong answer to one side. largest: the largest size. others: the
     number of sizes beside the base.
     """
 
     base: Size
     at: float
-    interval: tuple[float, float]
-    margin: float
+    drawn: np.ndarray
+    margin: Margin
     error: float
     largest: Size
     others: int
@@ -130,162 +181,159 @@ class Tuned:
             return self.error
         return self.error / 2 if size is self.largest else self.error / 2 / (self.others - 1)
 
-    def cost(self, size: Size) -> Contrast | None:
-        """The cost of the value at a size, in log loss; None where it was not trained or the size has no optimum."""
-        if size.optimum.learning_rate is None:
-            return None
-        value, best = size.value(self.at), size.value(size.star)
-        if value is None or best is None:
-            return None
-        if size is self.base:
-            return Contrast(size, 0 * best, size, 0 * best)
-        return Contrast(size, value - best, self.base, size.slope(self.at) * self.base.shift(self.at))
+    def loss(self, size: Size, at: float | None = None) -> Difference:
+        """The loss of the value above the best at a size; at: of another one, which is no optimum and has no error."""
+        curve = size.known()
+        best = curve.draws[:, : curve.bowl].min(axis=1)
+        value = max(0.0, curve.value(self.at if at is None else at) - curve.value(curve.star))
+        return Difference(value, curve.values(self.drawn if at is None else at) - best)
+
+    def allowed(self, size: Size) -> Difference:
+        """What the margin allows at a size."""
+        if self.margin.octaves is None:
+            share = math.log1p(self.margin.share)
+            return Difference(share, np.full(len(self.drawn), share))
+        curve, off = size.known(), self.margin.octaves
+        best = curve.draws[:, : curve.bowl].min(axis=1)
+        value = curve.value(curve.star - off) - curve.value(curve.star)
+        return Difference(max(LEAST, value), np.maximum(LEAST, curve.values(curve.stars - off) - best))
+
+    def excess(self, size: Size, at: float | None = None) -> Difference:
+        """The cost of the value beyond the margin, in log loss."""
+        loss, allowed = self.loss(size, at), self.allowed(size)
+        return Difference(loss.value - allowed.value, loss.draws - allowed.draws)
 
     def margin_at(self, size: Size) -> float:
-        """The cost of a value `margin` octaves below the size's optimum, as a share of the best loss."""
-        if size.optimum.learning_rate is None:
-            return math.nan
-        below, best = size.value(self._below(size)), size.value(size.star)
-        return math.expm1(LEAST if below is None or best is None else max(LEAST, float((below - best) @ size.mean)))
+        return math.expm1(self.allowed(size).value) if size.has_optimum else math.nan
 
-    def against_margin(self, size: Size, at: float | None = None) -> Contrast | None:
-        """The cost of the value minus the margin, in log loss. at: another log2 value, whose cost counts instead; it
-        is no optimum, so its place has no error."""
-        cost = (self if at is None else dataclasses.replace(self, at=at)).cost(size)
-        if cost is None:
-            return None
-        if at is not None:
-            cost = cost._replace(tuned=0 * cost.tuned)
-        if self.margin_at(size) <= math.expm1(LEAST):
-            return cost._replace(less=LEAST)
-        below, best = size.value(self._below(size)), size.value(size.star)
-        assert below is not None
-        assert best is not None
-        weights = cost.weights + best - below
-        if self._below(size) > size.curve.x[0]:  # the place of the margin moves with the optimum
-            weights = weights - size.slope(self._below(size)) * size.shift(size.star)
-        return cost._replace(weights=weights)
-
-    def without_test(self, size: Size) -> tuple[Answer, Need | None]:
-        """The answer where differences on smooth curves give none: at the ends of grids, beside divergence, and without
-        an optimum. (OPEN, None) where they do."""
-        x, curve, step = size.curve.x, size.curve, float(np.diff(size.curve.x).min())
+    def answer(self, size: Size) -> tuple[Answer, Need | None]:
+        """The answer of a size, and what would decide an open one."""
+        x, curve = size.curve.x, size.curve
         if not x[0] - NEAR <= self.at <= x[-1] + NEAR:
-            end = float(x[0] if self.at < x[0] else x[-1])  # what costs too much there costs more beyond
-            if self._surely_beyond(size, end):
+            above = self.at > x[0]
+            end = float(x[-1] if above else x[0])
+            if self._surely_beyond(size, end) and self._rises(size, end):
                 return BEYOND, None
-            return OPEN, _wider(size, "lower" if self.at < x[0] else "higher")
-        above = min(int(np.searchsorted(x, self.at - NEAR)), len(x) - 1)
-        below = above if x[above] <= self.at + NEAR else above - 1
-        fails = curve.failed & (x > x[curve.best or 0])[:, None]
-        if fails[above].any() or fails[below].any():
-            failing = int(np.argmax(fails.any(axis=1)))  # the first
-            if self._surely_beyond(size, float(x[failing - 1])):
-                return BEYOND, None
-            lowest = int(np.searchsorted(x, self.interval[0] + step / 4)) - 1
-            if fails[below].any() and 2 * fails[max(lowest, 0)].sum() > (~np.isnan(curve.log[max(lowest, 0)])).sum():
-                return BEYOND, None
-            return OPEN, Need(size.size, "finer", float(2 ** x[failing - 1]), float(2 ** x[failing]), len(size.seeds))
-        if size.optimum.learning_rate is not None:
-            return OPEN, None
-        return (BEYOND, None) if self._surely_beyond_the_end(size) else (OPEN, _wider(size))
-
-    def answer(self, size: Size, difference: Measured) -> tuple[Answer, Need | None]:
-        """The answer that the difference `against_margin` gives, and the need of an open size."""
-        side = self._side_of_optima(size)
-        if difference.value + difference.reach(self.error) < 0 and side <= 0:
+            return OPEN, _wider(size, "higher" if above else "lower")
+        if curve.edge < len(x) and self.at > x[curve.edge - 1] + NEAR:
+            return self._at_edge(size)
+        if not size.has_optimum or not size.known().covers(self.at):
+            return (BEYOND, None) if self._surely_beyond_the_end(size) else (OPEN, _wider(size))
+        excess, posterior = self.excess(size), size.known()
+        if not posterior.freedom:
+            return OPEN, self.more_seeds(size, 2)
+        if excess.high(self.error) < 0:
             return WITHIN, None
-        if difference.value - difference.reach(self.error_at(size)) > 0 and side >= 0 and self._far(size):
+        short = self._short(size)
+        if excess.low(self.error_at(size)) > 0 and not (short and abs(self.at - posterior.star) <= self._octaves):
             return BEYOND, None
-        if self._short(size):
+        if short:
             return OPEN, _wider(size, "lower")
-        reach = difference.reach(self.error if difference.value < 0 else self.error_at(size))
+        is_within = excess.value < 0
+        middle = float(np.median(excess.draws))
+        reach = excess.high(self.error) - middle if is_within else middle - excess.low(self.error_at(size))
         seeds, number = len(size.seeds), MOST_SEEDS
-        if difference.value and math.isfinite(reach):
-            number = max(seeds + 1, math.ceil(seeds * (reach / abs(difference.value)) ** 2))
+        if middle:
+            number = max(seeds + 1, math.ceil(seeds * min(1e3, (reach / abs(middle)) ** 2)))
         return OPEN, self.more_seeds(size, number)
 
     def more_seeds(self, size: Size, number: int) -> Need:
         """The need for `number` seeds, at the learning rates that the difference looks at."""
-        star = self.at if size.optimum.learning_rate is None else size.star
-        low, high = min(self.at, star - self.margin), max(self.at, star)
+        star = size.known().star if size.has_optimum else self.at
+        low, high = min(self.at, star - self._octaves), max(self.at, star)
         return Need(size.size, "seeds", 2**low, 2**high, min(MOST_SEEDS, number))
 
-    def share(self, size: Size, difference: Measured) -> Cost:
-        """The cost as a share, with its interval, which has no end beside divergence."""
-        reach = difference.reach(self.error)
-        if math.isinf(reach):
-            return Cost(math.expm1(difference.value), math.nan, math.nan)
-        above = min(int(np.searchsorted(size.curve.x, self.at - NEAR)), len(size.curve.x) - 1)
-        fails = size.curve.failed[above].any() and size.curve.x[above] > size.star
-        low = max(min(0.0, difference.value), difference.value - reach)
-        return Cost(math.expm1(difference.value), math.expm1(low), math.inf if fails else math.expm1(low + 2 * reach))
+    def cost(self, size: Size) -> Cost | None:
+        """The cost as a share, with its interval, which has no end beside divergence; None where it diverges or was not
+        trained, or the size has no optimum."""
+        if not size.has_optimum or not size.curve.x[0] - NEAR <= self.at:
+            return None
+        posterior, x, edge = size.known(), size.curve.x, size.curve.edge
+        in_gap = not posterior.covers(self.at) and edge < len(x) and self.at < x[edge] - NEAR
+        if not posterior.covers(self.at) and not (in_gap and posterior.star < self.at):
+            return None
+        loss = self.loss(size)
+        if not posterior.freedom:
+            return Cost(math.expm1(loss.value), math.nan, math.nan)
+        if size is self.base:
+            return Cost(0.0, 0.0, 0.0)
+        low, high = min(loss.value, self.surely_costs(size)), max(loss.value, loss.high(self.error))
+        return Cost(math.expm1(loss.value), math.expm1(low), math.inf if in_gap else math.expm1(high))
 
-    def _below(self, size: Size) -> float:
-        """log2 of the rate whose cost is the margin: `margin` octaves below the optimum, or the end of the grid."""
-        return float(max(size.star - self.margin, size.curve.x[0]))
+    def surely_costs(self, size: Size) -> float:
+        """The lower end of the cost, in log loss: 0 unless the value surely is not the best."""
+        low = self.loss(size).low(self.error)
+        return low if low > ROUNDING else 0.0
+
+    @property
+    def _octaves(self) -> float:
+        return 1.0 if self.margin.octaves is None else self.margin.octaves
 
     def _short(self, size: Size) -> bool:
         """Whether the grid ends above the rate whose cost is the margin."""
-        return bool(size.star - self.margin < size.curve.x[0] - NEAR)
+        return self.margin.octaves is not None and size.known().star - self._octaves < size.curve.x[0] - NEAR
 
-    def _far(self, size: Size) -> bool:
-        """Whether the value costs more than the margin also where straight lines do not tell its error: at the end of
-        its interval that is nearer to the size's optimum, since a cliff may lie between; and by its distance, where the
-        grid is too short to show the margin."""
-        star = size.star
-        if self._short(size) and abs(self.at - star) <= self.margin:
-            return False
-        nearer = max(self.interval[0], star) if self.at > star else min(self.interval[1], star)
-        contrast = self.against_margin(size, nearer)
-        return contrast is not None and float(contrast.weights @ size.mean) - contrast.less > 0
-
-    def _side_of_optima(self, size: Size) -> float:
-        """The sign of the cost minus the margin by the optima of both sizes, from local cubics, without an error: the
-        parabolas of the test draw optima to the flatter side of a skew bowl. 0 where these curves do not reach."""
-        curve, tuned = size.curve.smooth(), self.base.optimum.learning_rate
-        assert tuned is not None
-        assert size.optimum.learning_rate is not None
-        at, best = math.log2(tuned), math.log2(size.optimum.learning_rate)
-        if not curve.x[0] <= min(at, best - self.margin) <= at <= curve.x[-1]:
-            return 0.0
-        cost, unit = (
-            float((curve.value(place) - curve.value(best)) @ curve.mean) for place in (at, best - self.margin)
-        )
-        return float(np.sign(cost - max(unit, LEAST)))
+    def _at_edge(self, size: Size) -> tuple[Answer, Need | None]:
+        """The answer where the value lies above the last learning rate below the edge."""
+        x, curve = size.curve.x, size.curve
+        last = float(x[curve.edge - 1])
+        if self._surely_beyond(size, last):
+            return BEYOND, None
+        lowest = min(self.at, float(np.quantile(self.drawn, self.error)))
+        failing = np.flatnonzero((x <= lowest + NEAR) & (np.arange(len(x)) >= curve.edge) & (curve.share > 0.5))
+        if len(failing):
+            return BEYOND, None
+        return OPEN, Need(size.size, "finer", 2**last, float(2 ** x[curve.edge]), len(size.seeds))
 
     def _surely_beyond(self, size: Size, at: float) -> bool:
         """Whether a learning rate of the grid, log2, surely costs more than the margin."""
-        contrast = self.against_margin(size, at)
-        if contrast is None or (self._short(size) and abs(at - size.star) <= self.margin):
+        if not size.has_optimum or not size.known().covers(at) or not size.known().freedom:
             return False
-        (difference,) = measured([contrast])
-        return difference.value - difference.reach(self.error_at(size)) > 0
+        if self._short(size) and abs(at - size.known().star) <= self._octaves:
+            return False
+        return self.excess(size, at).low(self.error_at(size)) > 0
+
+    def _rises(self, size: Size, end: float) -> bool:
+        """Whether the loss surely rises towards an end of the grid, and goes on to the value: that is at most half as
+        far beyond as the loss was seen to rise. A second valley may lie farther off, and where one was seen nothing
+        goes on."""
+        curve = size.known()
+        inner = end - math.copysign(0.5, self.at - end)
+        rise = curve.values(end) - curve.values(inner)
+        near = abs(self.at - end) <= abs(end - curve.star) / 2
+        return near and curve.valleys is None and float(np.quantile(rise, self.error)) > 0
 
     def _surely_beyond_the_end(self, size: Size) -> bool:
         """Whether the best value lies beyond an end of the grid that is farther than the margin, and surely better."""
-        smooth = size.smooth
-        if smooth is None or len(smooth.x) < 3:
+        curve = size.posterior
+        if curve is None or not curve.freedom or not curve.covers(self.at):
             return False
-        end = float(smooth.x[0] if smooth.best == 0 else smooth.x[-1])
-        distance = self.at - end if smooth.best == 0 else end - self.at
-        value, best = size.value(self.at), size.value(end)
-        if distance <= self.margin or value is None or best is None:
+        is_lowest = size.curve.best == 0
+        end = float(curve.places[0] if is_lowest else curve.places[curve.bowl - 1])
+        if (self.at - end if is_lowest else end - self.at) <= self._octaves:
             return False
-        moved = size.slope(self.at) * self.base.shift(self.at)
-        (difference,) = measured([Contrast(size, value - best, self.base, moved, LEAST)])
-        return difference.value - difference.reach(self.error_at(size)) > 0
+        least = LEAST if self.margin.octaves is not None else math.log1p(self.margin.share)
+        return float(np.quantile(curve.values(self.drawn) - curve.values(end), self.error_at(size))) > least
 
 
-def _interval(base: Size, error: float) -> tuple[float, float]:
-    """Where the optimum of the tuned size may be, log2: the interval of `Optimum`, or that of its shift by noise where
-    it is narrower."""
-    star, low, high = base.star, math.log2(base.optimum.low), math.log2(base.optimum.high)  # NaN stays NaN
-    shift = base.shift(star)
-    (noise,) = measured([Contrast(base, shift, base, 0 * shift)])
-    reach = noise.reach(error) if shift.any() else math.inf  # the end of a curve that holds an optimum tells no shift
-    low, high = (star - reach, star + reach) if math.isnan(low) else (min(star, low), max(star, high))
-    return max(low, star - reach), min(high, star + reach)
+def _risk(sizes: Sequence[Size], at: float) -> Risk | None:
+    """The trainings that failed at the grid points next to a value, log2, on either side; None without any."""
+    from scipy import special  # here, so that `import depthmup` stays light
+
+    failed = trained = 0
+    for size in sizes:
+        x = size.curve.x
+        if not x[0] - NEAR <= at <= x[-1] + NEAR:
+            continue
+        above = min(int(np.searchsorted(x, at - NEAR)), len(x) - 1)
+        for i in {above, above if x[above] <= at + NEAR else above - 1}:
+            failed += int(size.curve.failed[i].sum())
+            trained += int((~np.isnan(size.curve.log[i])).sum())
+    if not failed:
+        return None
+    low = float(special.betaincinv(failed, trained - failed + 1, (1 - CONFIDENCE) / 2))
+    high = 1.0 if failed == trained else float(special.betaincinv(failed + 1, trained - failed, (1 + CONFIDENCE) / 2))
+    return Risk(failed, trained, low, high)
 
 
 def _largest(costs: Sequence[Cost | None], lows: Sequence[float]) -> Cost | None:
@@ -302,8 +350,8 @@ def _largest(costs: Sequence[Cost | None], lows: Sequence[float]) -> Cost | None
 
 def _wider(size: Size, kind: Kind | None = None) -> Need:
     """The need of a size whose grid is too short. kind: by default the end of the grid at which its best rate is."""
-    x, smooth = size.curve.x, size.smooth
+    x, best = size.curve.x, size.curve.best
     if kind is None:
-        kind = "lower" if smooth is None or smooth.best == 0 or len(smooth.x) < 3 else "higher"
+        kind = "higher" if best and size.posterior is not None else "lower"
     low, high = (x[0] - 2, x[0]) if kind == "lower" else (x[-1], x[-1] + 2)
     return Need(size.size, kind, float(2**low), float(2**high), len(size.seeds))
