@@ -115,6 +115,8 @@ def _numbers(name: str) -> Any:
 OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "planted": lambda _: planted_verdicts.summary(_numbers("planted_curves"), _numbers("planted_verdicts")),
     "choose": choose.table,
+    "step_law": lambda _: step_law.table_of_predictions(),
+    "step_law_costs": lambda _: step_law.table_of_costs(),
     "language": lambda _: language.tables(),
     "layer_kinds": lambda _: layer_kinds.table(),
     "checks_networks": lambda _: coordinate_checks.networks(),
@@ -123,8 +125,6 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "scaling_rules": lambda _: scaling.table(),
     "scaling_decays": lambda _: scaling.decays(),
     "jump": lambda _: jump.table(),
-    "step_law": lambda _: step_law.table_of_predictions(),
-    "step_law_costs": lambda _: step_law.table_of_costs(),
 }
 
 
