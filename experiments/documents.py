@@ -32,6 +32,7 @@ from experiments import (
     planted_verdicts,
     published,
     scaling,
+    step_law,
 )
 from experiments.figures import command
 from experiments.figures.figure import IMAGES, loss_pictures, save
@@ -39,7 +40,9 @@ from experiments.figures.page import PAPERS
 from experiments.output import markdown
 from experiments.published import RESULTS, ROOT, Sweep
 
-DOCUMENTS = ("docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md", "docs/checks.md")
+DOCUMENTS = tuple(
+    f"docs/{name}.md" for name in ("batch", "laws", "guide/choose", "language", "checks", "published-runs")
+)
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -112,6 +115,8 @@ def _numbers(name: str) -> Any:
 OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "planted": lambda _: planted_verdicts.summary(_numbers("planted_curves"), _numbers("planted_verdicts")),
     "choose": choose.table,
+    "step_law": lambda _: step_law.table_of_predictions(),
+    "step_law_costs": lambda _: step_law.table_of_costs(),
     "language": lambda _: language.tables(),
     "layer_kinds": lambda _: layer_kinds.table(),
     "checks_networks": lambda _: coordinate_checks.networks(),
