@@ -30,6 +30,7 @@ from experiments import (
     language,
     layer_kinds,
     planted_verdicts,
+    predictions,
     published,
     scaling,
 )
@@ -39,7 +40,9 @@ from experiments.figures.page import PAPERS
 from experiments.output import markdown
 from experiments.published import RESULTS, ROOT, Sweep
 
-DOCUMENTS = ("docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md", "docs/checks.md")
+DOCUMENTS = (
+    "docs/batch.md", "docs/laws.md", "docs/guide/choose.md", "docs/language.md", "docs/checks.md", "docs/predictions.md"
+)  # fmt: skip
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -119,6 +122,7 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "checks_sizes": lambda _: coordinate_checks.sizes(),
     "scaling_rules": lambda _: scaling.table(),
     "scaling_decays": lambda _: scaling.decays(),
+    "predictions": lambda _: predictions.table(),
     "jump": lambda _: jump.table(jump.JUMPS["batch"]),
 }
 
