@@ -30,6 +30,7 @@ from experiments import (
     language,
     layer_kinds,
     planted_verdicts,
+    predictions,
     published,
     scaling,
     step_law,
@@ -41,7 +42,8 @@ from experiments.output import markdown
 from experiments.published import RESULTS, ROOT, Sweep
 
 DOCUMENTS = tuple(
-    f"docs/{name}.md" for name in ("batch", "laws", "guide/choose", "language", "checks", "published-runs")
+    f"docs/{name}.md"
+    for name in ("batch", "laws", "guide/choose", "language", "checks", "published-runs", "predictions")
 )
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -124,6 +126,7 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "checks_sizes": lambda _: coordinate_checks.sizes(),
     "scaling_rules": lambda _: scaling.table(),
     "scaling_decays": lambda _: scaling.decays(),
+    "predictions": lambda _: predictions.table(),
     "jump": lambda _: jump.table(jump.JUMPS["batch"]),
 }
 
