@@ -31,7 +31,8 @@ fixed batch size)? Which rule's transferred value costs least?
 holds along an axis if its exponent is inside the interval widened by .1 to both sides, else it does not; an interval
 wider than .5 decides nothing. The cost of a rule is the loss at its transferred rate, carried from the base to the
 farthest sizes of the axis, over the best loss there, in percent, with the 95% interval of paired seeds; of rules that
-hold, the one of the smallest largest cost is recommended.
+hold, the one of the smallest largest cost is recommended. (Intervals of paired seeds lack the error of the base's rate;
+costs are now those of `fit.transfer`, which have it.)
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ from depthmup.backend import prepare_cpu
 from depthmup.batch_rules import RULES
 from depthmup.data import load
 from depthmup.data.dataset import Split
-from depthmup.fit import Transfer
+from depthmup.fit import Transfer, transfer
 from depthmup.models import SimpleResNet
 from depthmup.optim import family_of
 from depthmup.sweep import judge
 from depthmup.trials.verdicts import TransferCurve
 from experiments import command_line, gpt_linen
-from experiments.figures.figure import IMAGES, best_losses, loss_pictures, save
+from experiments.figures.figure import IMAGES, loss_pictures, save
 from experiments.language import CHANCE, batches, loss, setup
 from experiments.output import Interval, markdown, percent
 from experiments.published import RESULTS, ROOT, replace
@@ -151,19 +152,6 @@ def draw() -> None:
     save(IMAGES, loss_pictures({f"scaling_{axis}": [c for c in committed if c.axis == axis] for axis in SIZES}))
 
 
-def regret(result: Transfer, exponent: float, base: int, i: int) -> Interval | None:
-    """By how many percent the loss at the base's best rate times (size / base)^exponent is above the best one, at the
-    size with index i; between rates losses are interpolated. None where it diverges or was not trained."""
-    tuned = result.optimal_lr[result.values.index(base)]
-    if tuned is None:
-        return None
-    rates = np.log2(np.asarray(result.learning_rates[i]))
-    losses = np.where(result.diverged[i], np.nan, result.losses[i])  # (rates, seeds)
-    rate = math.log2(tuned) + exponent * math.log2(result.values[i] / base)
-    transferred = np.array([np.interp(rate, rates, of_seed, left=np.nan, right=np.nan) for of_seed in losses.T])
-    return None if np.isnan(transferred).any() else percent(transferred / best_losses(result, i))
-
-
 def rules_of(optimizer: str, axis: str) -> dict[str, float]:
     """{rule: its exponent of the learning rate along an axis}, of the rules for an optimizer that are defined there."""
     fixed, i = ("batch size", 0) if axis == "batch_size" else ("examples", 1)
@@ -179,11 +167,11 @@ def table() -> str:
         cells: dict[Answer, list[str]] = {answer: [] for answer in ANSWERS}
         for exponent in sorted(set(rules.values())):
             names = ", ".join(f"`{name}`" for name, of_rule in rules.items() if of_rule == exponent)
-            cost = largest_cost(c.result, exponent, BASE[c.axis])
+            cost = largest_cost(c, exponent)
             cells[held(c.result, exponent)].append(f"{exponent:+.2f} ({names}): {cost}")
         texts = ("; ".join(of_answer) or "-" for of_answer in cells.values())
         lines.append((c.optimizer, c.axis.replace("_", " "), exponent_of(c), *texts))
-    return markdown(("case", "along", "exponent", *ANSWERS), lines)
+    return markdown(("case", "along", "exponent", *(f"the exponent {answer}" for answer in ANSWERS)), lines)
 
 
 def exponent_of(c: TransferCurve) -> str:
@@ -191,11 +179,17 @@ def exponent_of(c: TransferCurve) -> str:
     return Interval(*c.result.drift[:3]).text() if c.result.drift else "none"
 
 
-def largest_cost(result: Transfer, exponent: float, base: int) -> str:
-    """The largest `regret` at the smallest and the two largest sizes, in words."""
-    costs = [regret(result, exponent, base, i) for i in (0, -2, -1)]
-    known = [cost for cost in costs if cost]
-    return max(known).text(".1f", "%") if len(known) == len(costs) else "beyond the rates trained"
+def largest_cost(c: TransferCurve, exponent: float) -> str:
+    """The largest cost of the base's best rate times (size / base)^exponent, at the smallest and the two largest sizes,
+    in words."""
+    base, sizes = BASE[c.axis], sorted(c.trials[c.axis].unique())
+    order = {size: number for number, size in enumerate([base, *(size for size in sizes if size != base)], 1)}
+    factor = (c.trials[c.axis] / base) ** exponent
+    carried = c.trials.assign(order=c.trials[c.axis].map(order), learning_rate=c.trials["learning_rate"] / factor)
+    costs = transfer(carried, "order", c.chance).costs
+    farthest = [costs[order[size] - 1] for size in (sizes[0], *sizes[-2:])]
+    known = [cost for cost in farthest if cost]
+    return str(max(known)) if len(known) == len(farthest) else "beyond the rates trained"
 
 
 def held(result: Transfer, exponent: float) -> Answer:

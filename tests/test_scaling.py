@@ -52,7 +52,7 @@ def test_the_table(rows, tmp_path):
 def test_a_rate_that_was_not_trained_has_no_cost(rows):
     plant(rows, 2.0, 0.0)
     c = next(c for c in scaling.curves() if c.axis == "batch_size")
-    assert scaling.largest_cost(c.result, 3.0, 32) == "beyond the rates trained"
+    assert scaling.largest_cost(c, 3.0) == "beyond the rates trained"
 
 
 def test_rules_of_an_optimizer():

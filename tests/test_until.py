@@ -86,7 +86,7 @@ def test_seeds_follow_where_a_verdict_needs_them():
     chosen = study()
     decision, _, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert [str(verdict) for verdict in decision.undecided] == ["sgd sp depth"]
-    assert len(added) == 2
+    assert len(added) == 3
     assert decision.spent == "sweep.max_seeds = 12 is reached"
     counts = seeds_of(decision.asked)
     assert {n for size in (2, 4, 8) for n in counts["depth_mup", size].values()} == {3}
