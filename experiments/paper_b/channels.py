@@ -21,7 +21,8 @@ channels it is 0.0 [-1.6, 1.5] and 4.2 [3.3, 5.1]. We expect the same at 16 and 
 **Rule of decision.** By validation accuracy, three seeds. A network disagrees with -3/2 at a size where the 95%
 interval of the fall excludes 5.4 octaves, agrees where the interval holds 5.4 and lies within 1.8 of it, and is
 undecided else. Since the loss was found to exclude our theory, the largest size is judged by both, for the paper and
-for our theory, and one that disagrees decides. The size matters where the interval of the difference to 8 channels excludes 0.
+for our theory, and one that disagrees decides. The size matters where the interval of the difference to 8 channels
+excludes 0.
 
 **At the paper's own size**, 64 channels on 32x32 pixels, the same question, rule and predictions: the paper's -3/2 is
 5.4 octaves; we expect 0 for the baseline and 3.6 for "last", within an octave and a half. These trainings run on a GPU,

@@ -86,7 +86,7 @@ def predictions(sweeps: Sweeps) -> str:
 
 
 def ingredients(sweeps: Sweeps) -> Outcome:
-    """Theorem 3 says that no ingredient inside its assumptions moves the exponent from -3/2: one that does refutes it."""
+    """Theorem 3: no ingredient inside its assumptions moves the exponent from -3/2; one that does refutes it."""
     results = {name: along_depth(sweep) for name, sweep in sweeps.items()}
     lines = []
     for place, power in itertools.product((True, False), (-1, 0)):
