@@ -18,6 +18,7 @@ from depthmup.files import write_atomically
 from depthmup.fit import VERDICTS, Transfer
 from depthmup.report import figures
 from depthmup.report.curves import judge
+from depthmup.settings import Judged
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.verdicts import TransferCurve
 from experiments.output import UNDECIDED, Interval, combined, decided, markdown
@@ -25,7 +26,7 @@ from experiments.published import RESULTS, ROOT, Sweep
 
 TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
 RATES = re.compile(r" \([^()]* to [^()]*\)")  # the values that seeds are missing at, which the command prints
-WORDS = {"loss": "last step's loss"}
+WORDS: Mapping[Judged, str] = {"loss": "last step's loss"}
 IMAGES = ROOT / "docs" / "images"
 Sweeps = Mapping[str, Sweep]
 Part = tuple[str, str]  # of a claim: (the number that decides it, AGREES, DISAGREES or UNDECIDED)
@@ -81,7 +82,13 @@ class Experiment(NamedTuple):
 
     @classmethod
     def transfers(
-        cls, figure: str, claim: str, expected: Mapping[CurveName, bool | None], *, first_measure: str = "", **more: Any
+        cls,
+        figure: str,
+        claim: str,
+        expected: Mapping[CurveName, bool | None],
+        *,
+        first_measure: Judged | None = None,
+        **more: Any,
     ) -> Experiment:
         """A figure that claims of curves that the best value transfers, or that it does not.
 
@@ -135,7 +142,7 @@ def _parts(curves: Sequence[tuple[TransferCurve, bool | None]]) -> list[Part]:
     return [says(c, claimed) for c, claimed in curves if claimed is not None]
 
 
-def judged_by(sweep: Sweep, measure: str) -> Sweep:
+def judged_by(sweep: Sweep, measure: Judged) -> Sweep:
     """The sweep with the verdicts on another measure of its rows."""
     of_sweep = dataclasses.replace(sweep.settings.sweep, judge_by=measure)
     settings = dataclasses.replace(sweep.settings, sweep=of_sweep)
