@@ -12,6 +12,7 @@ from matplotlib.axis import Axis
 from depthmup.fit.curve import half_width
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
+NOT_RUN = "not run"  # what the claim is about was not trained
 Band = tuple[float, float]
 
 

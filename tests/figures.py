@@ -24,7 +24,7 @@ def drawn(paper, sweeps, folder, monkeypatch):
     monkeypatch.setattr(figure, "IMAGES", folder / "images")
     command.draw(paper)
     text = (folder / "results.md").read_text()
-    assert "not finished" not in text
+    assert "unfinished" not in text
     for one in paper.figures.values():
         assert f"### {page.title(one)}\n" in text
         one.printed({name: sweeps[name] for name in one.sweeps})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,11 +17,16 @@ from matplotlib.figure import Figure
 from depthmup.files import write_atomically
 from depthmup.fit import VERDICTS, Transfer
 from depthmup.report import figures
+from depthmup.report.curves import judge
+from depthmup.settings import Judged
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.verdicts import TransferCurve
 from experiments.output import UNDECIDED, Interval, combined, decided, markdown
 from experiments.published import RESULTS, ROOT, Sweep
 
 TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
+RATES = re.compile(r" \([^()]* to [^()]*\)")  # the values that seeds are missing at, which the command prints
+WORDS: Mapping[Judged, str] = {"loss": "last step's loss"}
 IMAGES = ROOT / "docs" / "images"
 Sweeps = Mapping[str, Sweep]
 Part = tuple[str, str]  # of a claim: (the number that decides it, AGREES, DISAGREES or UNDECIDED)
@@ -28,7 +35,8 @@ Part = tuple[str, str]  # of a claim: (the number that decides it, AGREES, DISAG
 class Outcome(NamedTuple):
     """What the sweeps of a figure say of its claim.
 
-    verdict: AGREES, DISAGREES or UNDECIDED. number: the one that decides, with its 95% interval, in at most 25 words.
+    verdict: AGREES, DISAGREES, UNDECIDED or NOT_RUN. number: the one that decides, with its 95% interval, in at most 25
+    words.
     table: the numbers of the figure's section, as Markdown.
     """
 
@@ -73,16 +81,34 @@ class Experiment(NamedTuple):
     printed: Callable[[Sweeps], str] = lambda sweeps: ""
 
     @classmethod
-    def transfers(cls, figure: str, claim: str, expected: Mapping[CurveName, bool | None], **more: Any) -> Experiment:
+    def transfers(
+        cls,
+        figure: str,
+        claim: str,
+        expected: Mapping[CurveName, bool | None],
+        *,
+        first_measure: Judged | None = None,
+        **more: Any,
+    ) -> Experiment:
         """A figure that claims of curves that the best value transfers, or that it does not.
 
         expected: {curve: whether the paper says that it transfers; None: it says nothing, and the curve stands beside}.
+        first_measure: what the experiment was to be judged by before its first rows, if that changed; it is shown, too.
         """
 
         def outcome(sweeps: Sweeps) -> Outcome:
             curves = [(curve(sweeps, *name), claimed) for name, claimed in expected.items()]
-            parts = [says(c, claimed) for c, claimed in curves if claimed is not None]
-            return Outcome.of(parts, curve_table({f"{c.name} over {c.axis}": c for c, _ in curves}))
+            shown = {f"{c.name} over {c.axis}": c for c, _ in curves}
+            result = Outcome.of(_parts(curves))
+            if not first_measure:
+                return result._replace(table=curve_table(shown))
+            other = {name: judged_by(sweep, first_measure) for name, sweep in sweeps.items()}
+            before = [(curve(other, *name), claimed) for name, claimed in expected.items()]
+            first = {c: ", ".join(filter(None, cells(b)[1:])) for (c, _), (b, _) in zip(curves, before, strict=True)}
+            verdict, number, _ = Outcome.of(_parts(before))
+            column = f"by the {WORDS[first_measure]}"
+            text = f"{result.number}; {column} {verdict}, {number.split(': ')[1]}"
+            return Outcome(result.verdict, text, curve_table(shown, {column: first.__getitem__}))
 
         return cls(figure, claim, outcome=outcome, **more)
 
@@ -112,6 +138,19 @@ class Paper(NamedTuple):
         return IMAGES / self.name
 
 
+def _parts(curves: Sequence[tuple[TransferCurve, bool | None]]) -> list[Part]:
+    return [says(c, claimed) for c, claimed in curves if claimed is not None]
+
+
+def judged_by(sweep: Sweep, measure: Judged) -> Sweep:
+    """The sweep with the verdicts on another measure of its rows."""
+    of_sweep = dataclasses.replace(sweep.settings.sweep, judge_by=measure)
+    settings = dataclasses.replace(sweep.settings, sweep=of_sweep)
+    return sweep._replace(
+        settings=settings, curves=judge(sweep.rows, ConfigStudy(settings, sweep.about.get("classes")))
+    )
+
+
 def curve(sweeps: Sweeps, sweep: str, name: str, axis: str = "depth") -> TransferCurve:
     """The learning-rate curve of this name. Raises StopIteration if there is none."""
     named = (c for c in sweeps[sweep].curves if (c.axis, c.name, c.hyperparameter) == (axis, name, "learning_rate"))
@@ -133,6 +172,7 @@ def curve_table(
 
     def row(label: str, c: TransferCurve) -> list[str]:
         missing = (c.result.would_decide or c.result.reason) if c.result.verdict == UNDECIDED else ""
+        missing = RATES.sub("", missing)
         numbers = (cell(c) for cell in more.values())
         return [label, str(len(c.trials)), *numbers, *(text or "-" for text in (*cells(c), missing))]
 

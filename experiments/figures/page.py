@@ -15,14 +15,14 @@ from depthmup.report.page import verdict_table
 from depthmup.settings import from_config
 from experiments import paper_a, paper_b, published
 from experiments.figures.figure import Experiment, Outcome, Paper, Sweeps
-from experiments.output import markdown
+from experiments.output import AGREES, DISAGREES, NOT_RUN, UNDECIDED, markdown
 from experiments.published import RESULTS, ROOT, Sweep
 
 PAPERS = (paper_a.PAPER, paper_b.PAPER)
 PAGE = ROOT / "docs" / "results.md"
 FIRST = ("question", "the papers say", "here", "number")
 COLUMNS = ("figure", "the paper says", "here", "number")
-NOT_RUN = "not run yet"
+LABELS = (AGREES, DISAGREES, UNDECIDED, NOT_RUN, "-")  # of a row; "-": a definition, which says nothing to test
 OTHERS = ("footnote", "Theorem", "Appendix", "Section")  # what has a row and is no figure
 
 
@@ -94,10 +94,11 @@ def _row(paper: Paper, name: str, sweeps: Sweeps, outcomes: Mapping[str, Outcome
     """The cells of COLUMNS. A figure without all of its trials says so; its verdict needs the sweeps of `finished`."""
     figure, left = paper.figures[name], missing(paper.figures[name], sweeps)
     if name not in outcomes:
-        return figure.figure, figure.claim, *((left, "-") if left == NOT_RUN else ("not finished", left))
+        return figure.figure, figure.claim, NOT_RUN, "-" if left == NOT_RUN else left
     verdict, number, _ = outcomes[name]
     label, so_far = f"[{figure.figure}](#{anchor(figure)})", ", so far" if left else ""
-    return label, figure.claim, f"**{verdict}**{so_far}", "; ".join(filter(None, (number, left)))
+    shown = verdict if verdict == NOT_RUN else f"**{verdict}**"
+    return label, figure.claim, f"{shown}{so_far}", "; ".join(filter(None, (number, left)))
 
 
 def elsewhere(paper: Paper) -> list[tuple[str, ...]]:

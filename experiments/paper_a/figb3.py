@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from depthmup.fit import Transfer, optimum, settled, transfer
 from depthmup.trials.verdicts import TransferCurve
 from experiments.figures.figure import Experiment, Outcome, Sweeps, agreement, curve, panels
-from experiments.output import combined, markdown
+from experiments.output import NOT_RUN, combined, markdown
 from experiments.paper_a import fig1, fig3
 from experiments.paper_a.fig3 import claimed, label
 from experiments.published import SCALE, STRETCHES
@@ -62,14 +62,15 @@ def choice(c: TransferCurve, size: float) -> Transfer:
 
 
 def outcome(sweeps: Sweeps) -> Outcome:
-    """The choice must be as good at every depth of every network of the paper's figure."""
+    """The choice must be as good at every depth of every network of the paper's figure. 20 epochs were not trained."""
     parts = []
     for name, c in networks(sweeps).items():
         chosen = [choice(c, size) for size in c.result.values]
         costs = [result.cost for result in chosen]
         most = "not known" if None in costs else str(max(cost for cost in costs if cost))
         parts.append((f"{name}: costs at most {most}", combined([agreement(result) for result in chosen])))
-    return Outcome.of(parts)
+    stand_in = Outcome.of(parts)
+    return Outcome(NOT_RUN, f"a stand-in, an epoch in tenths, {stand_in.verdict}: {stand_in.number}")
 
 
 def networks(sweeps: Sweeps) -> dict[str, TransferCurve]:

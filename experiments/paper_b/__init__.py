@@ -16,6 +16,8 @@ FIGURES: dict[str, Experiment] = {
     "anchors": fig2a.ANCHORS,
     "2b": dispute.EXPERIMENT,
     "channels": channels.EXPERIMENT,
+    "channels_last": channels.LAST,
+    "channels_theory": channels.THEORY,
     "averages": averages.EXPERIMENT,
     "rules": zero_shot.EXPERIMENT,
     "3": variants.FIGURE_3,

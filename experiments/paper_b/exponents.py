@@ -185,7 +185,11 @@ def words(result: Transfer) -> str:
 def against(result: Transfer) -> str:
     """The verdict on the claim that the best learning rate goes as depth to the power CLAIMED: undecided, too, where
     fewer than FEWEST depths have an optimum."""
-    law = of_optima(result)
+    return law_against(of_optima(result))
+
+
+def law_against(law: PowerLaw | None) -> str:
+    """As `against`, of a law."""
     return interval(law).against(CLAIMED, CLOSE) if law else UNDECIDED
 
 

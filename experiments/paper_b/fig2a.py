@@ -21,12 +21,24 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from depthmup.fit import segmented
+from depthmup.fit import Transfer, segmented
 from depthmup.fit.curve import CONFIDENCE, half_width
 from experiments.figures.figure import Experiment, Outcome, Sweeps
-from experiments.output import UNDECIDED, Interval, decided, markdown
+from experiments.output import AGREES, UNDECIDED, Interval, decided, markdown
 from experiments.paper_b import exponents, networks
-from experiments.paper_b.exponents import BOTH, MEASURES, against, along_depth, bare, best_rates, fitted, text
+from experiments.paper_b.exponents import (
+    BOTH,
+    CLAIMED,
+    CLOSE,
+    MEASURES,
+    against,
+    along_depth,
+    best_rates,
+    fitted,
+    law_against,
+    of_optima,
+    text,
+)
 
 SHALLOW, DEEP = networks.ANCHORED[:7], networks.ANCHORED[3:]  # 3 to 13, 9 to 30 layers
 SWEEPS = {"plain": networks.full(networks.plain, networks.ANCHORED, {})}
@@ -60,13 +72,24 @@ def predictions(sweeps: Sweeps) -> list[Prediction]:
 def outcome(sweeps: Sweeps) -> Outcome:
     """The law by accuracy over the depths that count decides; beside it that by loss at other depths."""
     judged = [along_depth(sweeps["plain"], measure) for measure in BOTH]
-    rows = [
-        ["that count", *map(bare, judged)],
-        ["that count, up to 13", *(bare(along_depth(sweeps["plain"], measure, SHALLOW)) for measure in BOTH)],
-        ["all", *(text(fitted(r.values, r.optimal_lr, [o.stderr for o in r.optima])) for r in judged)],
-    ]
+    laws = {
+        "that count": [of_optima(r) for r in judged],
+        "that count, up to 13": [of_optima(along_depth(sweeps["plain"], measure, SHALLOW)) for measure in BOTH],
+        "all": [fitted(r.values, r.optimal_lr, [o.stderr for o in r.optima]) for r in judged],
+    }
+    rows = [[depths, *(f"{text(law)}, {law_against(law)}" for law in of_depths)] for depths, of_depths in laws.items()]
     table = markdown(("exponent over depths", "by accuracy", "by loss"), rows)
-    return Outcome.of([(exponents.words(judged[0]), against(judged[0]))], table)
+    others = "; ".join(f"{depths}: {law_against(laws[depths][0])}" for depths in [*laws][1:])
+    number = ", ".join(filter(None, (exponents.words(judged[0]), slack(judged[0]))))
+    return Outcome.of([(f"{number}; {others}", against(judged[0]))], table)
+
+
+def slack(result: Transfer) -> str:
+    """By how much an exponent that agrees lies within CLOSE of the claim, in words; "" for one that does not agree."""
+    law = of_optima(result)
+    if law is None or against(result) != AGREES:
+        return ""
+    return f"within {CLOSE:g} by {CLOSE - max(law.high - CLAIMED, CLAIMED - law.low):.2f}"
 
 
 def of_anchors(sweeps: Sweeps) -> Outcome:

@@ -71,7 +71,7 @@ def changed(base: Transfer, other: Transfer) -> Part:
 
 WIDTH = Experiment.transfers(
     figure="Theorem 1",
-    claim="plain CNNs, as many outputs as units: the width does not matter",
+    claim="plain CNNs: the width does not matter (assumed: as many outputs as units; here ten)",
     sweeps={"plain_width": PLAIN_WIDTH},
     expected={CurveName("plain_width", "am_mup", "width"): True, CurveName("plain_width", "mup", "width"): None},
     pictures=lambda sweeps: loss_pictures({"theorem1": sweeps["plain_width"].curves}),
