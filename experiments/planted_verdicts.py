@@ -273,7 +273,7 @@ def counted(kind: Kind, grid: Grid, seeds: int, redraws: int) -> dict[str, float
         cost.low - 1e-9 <= math.expm1(true) <= cost.high + 1e-9
         for result in results
         for cost, true in zip(result.costs[1:], costs[1:], strict=False)
-        if cost and not math.isnan(cost.low)
+        if cost and not math.isnan(cost.low) and math.isfinite(true)
     ]
     bias = [math.log2(result.tuned) - best for result in results if result.tuned]
     return {

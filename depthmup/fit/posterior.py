@@ -34,6 +34,7 @@ ROUGHNESS = np.geomspace(0.02, 3.0, 8)
 SMOOTH = 0.08
 OF_SKEW = 0.3  # roughness of a shape of skew 1: what is skew is seldom exactly of its shape
 HEIGHT = 0.02  # share of its height above the lowest point by which a point may miss the curve: bowls hold near it
+NEAR = 2.0  # octaves from the lowest point, where the variance of a point counts twice: by 1 + (distance / NEAR)^4
 LEAST_CHANCE = 0.03  # of the most likely shape and roughness: less likely ones are left out
 ALIKE = 0.05  # the level of the tests that permit to pool variances
 PRIOR_FREEDOM = 6.0  # of the variance at single points, about that of their size
@@ -135,11 +136,12 @@ class _Bowl:
     def __init__(self, points: Points, noise: Noise) -> None:
         self.points = points
         height = HEIGHT * (points.mean - points.mean.min())
-        self.variance = points.variances(noise) + height**2 + 1e-12 * np.ptp(points.mean) ** 2 + 1e-24
+        best = float(points.x[np.argmin(points.mean)])
+        far = 1 + ((points.x - best) / NEAR) ** 4
+        self.variance = far * (points.variances(noise) + height**2) + 1e-12 * np.ptp(points.mean) ** 2 + 1e-24
         self.place = points.x - points.x[0]
         self.kernel = covariances(self.place, self.place)
         root = 1 / np.sqrt(self.variance)
-        best = float(points.x[np.argmin(points.mean)])
         self.centres = np.full(len(SHAPES), best)
         for shape in range(len(MORSE), len(SHAPES)):  # the parabolas meet at the minimum, which is looked for
             for _ in range(3):
