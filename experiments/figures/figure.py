@@ -91,12 +91,14 @@ class Paper(NamedTuple):
     """A paper whose figures are trained anew.
 
     name: of its package, and of the folders of its rows, remarks and pictures. figures: {name on the command line: its
-    experiment}.
+    experiment}. more: {name of a sweep: configs of trainings that its rows have in addition}, such as more seeds at
+    single points of a curve that was undecided.
     """
 
     name: str
     title: str
     figures: Mapping[str, Experiment]
+    more: Mapping[str, Sequence[Callable[[], Any]]] = MappingProxyType({})
 
     @property
     def sweeps(self) -> dict[str, Callable[[], Any]]:
