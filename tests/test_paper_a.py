@@ -106,7 +106,7 @@ def test_verdicts_on_a_claim(answer, claimed, agrees):
 
 
 def test_what_would_decide_an_undecided_curve():
-    """Two seeds at 2^-3 to 2^3: between .5 and 2 smoothed curves depend on all seven values, at 1 on the nearest five."""
+    """Two seeds at 2^-3 to 2^3: between .5 and 2 smoothed curves depend on all seven values, at 1 on five of them."""
     needs = [Need(2, "seeds", 0.5, 2.0, 22), Need(2, "finer", 0.1, 0.2, 3), Need(2, "lower", 1 / 32, 1 / 8, 2)]
     c = curve("mup", "depth", verdict("undecided")._replace(needs=needs, tuned=1.0))
     assert figure.lacking(c.result) == 7 * 20 + 3 + 2 * 2 + 5 * 20
@@ -242,6 +242,23 @@ def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, c
     with pytest.raises(SystemExit):
         command.main(paper)
     assert "no figure 99; there are 1" in capsys.readouterr().err
+
+
+def test_more_trainings_follow_a_finished_sweep(small, tmp_path, monkeypatch):
+    """The sweep itself is not trained again, its rows stay as they are, and it is finished when `more` is there."""
+    settings, rows = small
+    shutil.copytree(rows, tmp_path / "rows")
+    more = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, seeds=4, depths=(2,), widths=()))
+    before, calls = pandas.read_parquet(rows / "simple_resnet.parquet"), []
+    monkeypatch.setattr(command, "train", lambda settings, workdir: calls.append((settings, command.Store(workdir,
+        ConfigStudy(settings).identity).close())))  # fmt: skip
+    assert command.finished(rows, "simple_resnet", settings)
+    assert command.finished(rows, "simple_resnet", settings, [settings])
+    assert not command.finished(rows, "simple_resnet", settings, [more])
+    command.trained(tmp_path / "rows", "simple_resnet", settings, tmp_path / "work", [more])
+    assert calls == [(more, None)]
+    pandas.testing.assert_frame_equal(before, pandas.read_parquet(tmp_path / "rows" / "simple_resnet.parquet"))
+    assert published.read(tmp_path / "rows" / "simple_resnet", settings).curves
 
 
 def test_a_folder_of_other_classes_is_not_trained(tmp_path, monkeypatch, capsys):
