@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -59,8 +58,10 @@ def read(path: Path, settings: Settings, extended: bool = False, so_far: bool = 
     rows = rows.astype(dict.fromkeys(measures, float)).iloc[order.argsort(kind="stable")]
     calibrated = {key: MaximalUpdate(*np.array(lists, np.float64)) for key, lists in about["calibration"].items()}
     whole = about.get("complete", True) and not difference(about["settings"], settings)
-    seconds = 60 * about.get("minutes", math.nan) / len(rows)  # of a training, mean over the sweep
-    timed = rows.assign(seconds=seconds) if seconds > 0 else rows
+    timed = rows
+    if minutes := about.get("minutes"):
+        shares = rows["width"].astype(float) ** 2 * rows["depth"]  # as `Point.cost`
+        timed = rows.assign(seconds=60 * minutes * shares / shares.sum())
     judged = _judged(timed, ConfigStudy(settings, about.get("classes")), calibrated) if whole or so_far else []
     return Sweep(rows, settings, judged, about)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -154,17 +155,17 @@ def deciding(c: TransferCurve) -> str:
         return result.reason
     needs = re.sub(r" \([^)]*\)", "", result.would_decide)  # without the values: `lacking` counts them
     over = ">" if any(need.seeds >= MOST_SEEDS for need in result.needs) else ""
-    number = lacking(result)
-    cost = f"{needs}: {over}{number:,} trainings"
+    missing = lacking(result)
+    cost = f"{needs}: {over}{sum(missing.values()):,} trainings"
     if "seconds" not in c.trials:
         return cost
-    hours = number * c.trials["seconds"].mean() / 3600
+    hours = sum(number * c.at(size)["seconds"].mean() for size, number in missing.items()) / 3600
     return f"{cost}, {over}" + (f"{60 * hours:.0f} min" if hours < 1 else f"{hours:.{int(hours < 10)}f} h")
 
 
-def lacking(result: Transfer) -> int:
-    """How many trainings an undecided verdict asks for: seeds at the values that smoothed curves depend on, at the open
-    sizes and at the tuned one, and values beyond a grid or between two of its own."""
+def lacking(result: Transfer) -> dict[float, int]:
+    """{size: how many trainings an undecided verdict asks for}: seeds at the values that smoothed curves depend on, at
+    open sizes and at the tuned one, and values beyond a grid or between two of its own."""
 
     def seeds(i: int, low: float, high: float, number: int) -> int:
         rates = np.asarray(result.learning_rates[i])
@@ -172,17 +173,19 @@ def lacking(result: Transfer) -> int:
         present = (np.isfinite(result.losses[i]) | result.diverged[i])[near].sum(axis=1)
         return int(np.maximum(number - present, 0).sum())
 
-    total, most = 0, max((need.seeds for need in result.needs if need.kind == "seeds"), default=0)
+    missing, most = Counter[float](), max((need.seeds for need in result.needs if need.kind == "seeds"), default=0)
     for need in result.needs:
         i = result.values.index(need.size)
         step = np.diff(np.log2(result.learning_rates[i])).min()
         if need.kind == "seeds":
-            total += seeds(i, need.low, need.high, need.seeds)
+            missing[need.size] += seeds(i, need.low, need.high, need.seeds)
         elif need.kind == "finer":
-            total += need.seeds
+            missing[need.size] += need.seeds
         else:
-            total += need.seeds * max(1, round(math.log2(need.high / need.low) / step))
-    return total + (seeds(0, result.tuned, result.tuned, most) if most and result.tuned is not None else 0)
+            missing[need.size] += need.seeds * max(1, round(math.log2(need.high / need.low) / step))
+    if most and result.tuned is not None:
+        missing[result.values[0]] += seeds(0, result.tuned, result.tuned, most)
+    return dict(missing)
 
 
 def says(c: TransferCurve, transfers: bool = True, label: str = "") -> Part:
