@@ -2,8 +2,8 @@
 
     python -m experiments.paper_a 4 3 2 --data=DIR
 
-Which curves, and how many seeds, was fixed before the first of these trainings; all of them are trained whatever comes
-out, and nothing is trained again. Seeds are a few more than the undecided verdict asked for, with errors corrected for
+Which curves, and how many seeds, was fixed before the first of these trainings. Nothing is stopped by what comes out,
+and nothing is trained again. Seeds are a few more than the undecided verdict asked for, with errors corrected for
 looking again (`published`). They are at the values that the verdict depends on, and at the tuned size where it does.
 
 curve                                          asked for         here
@@ -15,6 +15,11 @@ fig. 2, mup, batch norm, beta0 1/16            20 seeds          24 at depths 1,
 All are judged as before, by `fit.transfer` on all rows of the curve. They are trained in this order, which is that of
 the cost, as far as time allows. The lower decays are expected to leave the row undecided: a single epoch has the lowest
 loss without a penalty.
+
+So far: momentum has its 28 seeds at 1 - momentum .25, .125 and .0625, where time ran out before anyone had looked at
+the verdict, and not at .031 and .016. It transfers. The other three curves have none of these trainings.
+
+Cost: a training of momentum at depth 12 took 84 s on one core beside other work, one of a ViT at depth 4 about 30 s.
 """
 
 from __future__ import annotations
