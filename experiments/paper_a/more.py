@@ -19,7 +19,7 @@ loss without a penalty.
 So far: momentum has its 28 seeds at 1 - momentum .25, .125 and .0625, where time ran out before anyone had looked at
 the verdict, and not at .031 and .016. It transfers. The other three curves have none of these trainings.
 
-Cost: a training of momentum at depth 12 took at most 84 s on one core beside other work, one of a ViT at depth 4 about 30 s.
+Cost: at most 84 s for a training of momentum at depth 12 on one core beside other work, about 30 s for a ViT at depth 4.
 """
 
 from __future__ import annotations
