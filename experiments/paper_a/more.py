@@ -1,6 +1,6 @@
 """More trainings for single curves that the sweeps left undecided: the seeds and values that their rows asked for.
 
-    python -m experiments.paper_a 4 3 2 --data=DIR
+    python -m experiments.paper_a --data=DIR 4 3 2
 
 Which curves, and how many seeds, was fixed before the first of these trainings. Nothing is stopped by what comes out,
 and nothing is trained again. Seeds are a few more than the undecided verdict asked for, with errors corrected for
@@ -19,7 +19,7 @@ loss without a penalty.
 So far: momentum has its 28 seeds at 1 - momentum .25, .125 and .0625, where time ran out before anyone had looked at
 the verdict, and not at .031 and .016. It transfers. The other three curves have none of these trainings.
 
-Cost: at most 84 s for a training of momentum at depth 12 on one core beside other work, about 30 s for a ViT at depth 4.
+Cost: at most 84 s for a training of momentum at depth 12 (one core, beside other work), about 30 s for a ViT of 4.
 """
 
 from __future__ import annotations
