@@ -7,6 +7,7 @@ it was computed with, and the number of classes of its data. Sweeps of `m.sweep`
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from depthmup.train.build import FILES
 from depthmup.train.workdir import SETTINGS, read_settings
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.store import Finished, Store, extension
-from depthmup.trials.verdicts import TransferCurve
+from depthmup.trials.verdicts import TransferCurve, seed_stages
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -57,8 +58,25 @@ def read(path: Path, settings: Settings, extended: bool = False, so_far: bool = 
     rows = rows.astype(dict.fromkeys(measures, float)).iloc[order.argsort(kind="stable")]
     calibrated = {key: MaximalUpdate(*np.array(lists, np.float64)) for key, lists in about["calibration"].items()}
     whole = about.get("complete", True) and not difference(about["settings"], settings)
-    judged = judge(rows, ConfigStudy(settings, about.get("classes")), calibrated) if whole or so_far else []
+    timed = rows
+    if minutes := about.get("minutes"):
+        shares = rows["width"].astype(float) ** 2 * rows["depth"]  # as `Point.cost`
+        timed = rows.assign(seconds=60 * minutes * shares / shares.sum())
+    judged = _judged(timed, ConfigStudy(settings, about.get("classes")), calibrated) if whole or so_far else []
     return Sweep(rows, settings, judged, about)
+
+
+def _judged(rows: pandas.DataFrame, study: ConfigStudy, calibrated: Mapping[str, MaximalUpdate]) -> list[TransferCurve]:
+    """The curves of a sweep. Those that got more seeds than its settings give have been looked at before: their errors
+    are corrected as those of a sweep that goes on until it is decided."""
+    curves, sweep = judge(rows, study, calibrated), study.sweep
+    again = [c.trials.groupby([c.axis, c.hyperparameter]).size().max() > seed_stages(study)[-1] for c in curves]
+    if not any(again):
+        return curves
+    most = 2 * sweep.max_seeds if sweep.until == "decided" else sweep.seeds
+    longer = dataclasses.replace(sweep, until="decided", max_seeds=most)
+    corrected = ConfigStudy(dataclasses.replace(study.settings, sweep=longer), study.classes)
+    return [b if more else a for a, b, more in zip(curves, judge(rows, corrected, calibrated), again, strict=True)]
 
 
 def difference(saved: Mapping[str, Any], settings: Settings, extended: bool = False) -> str:

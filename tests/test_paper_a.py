@@ -117,14 +117,21 @@ def test_verdicts_on_a_claim(answer, claimed, agrees):
 
 
 def test_what_would_decide_an_undecided_curve():
-    needs = [Need(4, "seeds", 0.1, 0.3, 9), Need(8, "seeds", 0.2, 0.4, 22), Need(16, "finer", 0.1, 0.2, 3)]
-    c = curve("mup", "depth", verdict("undecided")._replace(needs=needs))
+    """Two seeds at 2^-3 to 2^3: between .5 and 2 smoothed curves depend on all seven values, at 1 on five of them."""
+    needs = [Need(2, "seeds", 0.5, 2.0, 22), Need(2, "finer", 0.1, 0.2, 3), Need(2, "lower", 1 / 32, 1 / 8, 2)]
+    c = curve("mup", "depth", verdict("undecided")._replace(needs=needs, tuned=1.0))
+    assert figure.lacking(c.result) == {2: 7 * 20 + 3 + 2 * 2, 1: 5 * 20}
     header, _, row = figure.curve_table({"mup": c}).splitlines()
     assert header.endswith("| verdict | would decide |")
     assert row.endswith(
-        "| undecided | a finer grid between learning rate 0.1 and 0.2 at depth 16 and about 22 seeds at depth 4, 8 "
-        "(learning rate 0.1 to 0.4) |"
+        "| undecided | a finer grid between learning rate 0.1 and 0.2 at depth 2 and a learning rate lower than 0.125 "
+        "at depth 2 and about 22 seeds at depth 2: 247 trainings |"
     )
+    for seconds, cost in (36.0, "3.9 h"), (3.0, "20 min"), (360.0, "39 h"):
+        timed = dataclasses.replace(c, trials=pandas.DataFrame({"depth": (1, 2), "seconds": (seconds, 2 * seconds)}))
+        assert figure.deciding(timed).endswith(f": 247 trainings, {cost}")
+    many = dataclasses.replace(c, result=c.result._replace(needs=[Need(2, "seeds", 0.5, 2.0, 999)]))
+    assert figure.deciding(many) == f"hundreds of seeds at depth 2: >{12 * 997:,} trainings"
     header, _, row = figure.curve_table({"mup": curve("mup", "depth", verdict("transfers"))}).splitlines()
     assert header.endswith("| verdict |")
     assert row.endswith("| transfers |")
@@ -246,6 +253,23 @@ def test_the_command_goes_on_from_committed_rows(small, tmp_path, monkeypatch, c
     with pytest.raises(SystemExit):
         command.main(paper)
     assert "no figure 99; there are 1" in capsys.readouterr().err
+
+
+def test_more_trainings_follow_a_finished_sweep(small, tmp_path, monkeypatch):
+    """The sweep itself is not trained again, its rows stay as they are, and it is finished when `more` is there."""
+    settings, rows = small
+    shutil.copytree(rows, tmp_path / "rows")
+    more = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, seeds=4, depths=(2,), widths=()))
+    before, calls = pandas.read_parquet(rows / "simple_resnet.parquet"), []
+    monkeypatch.setattr(command, "train", lambda settings, workdir: calls.append((settings, command.Store(workdir,
+        ConfigStudy(settings).identity).close())))  # fmt: skip
+    assert command.finished(rows, "simple_resnet", settings)
+    assert command.finished(rows, "simple_resnet", settings, [settings])
+    assert not command.finished(rows, "simple_resnet", settings, [more])
+    command.trained(tmp_path / "rows", "simple_resnet", settings, tmp_path / "work", [more])
+    assert calls == [(more, None)]
+    pandas.testing.assert_frame_equal(before, pandas.read_parquet(tmp_path / "rows" / "simple_resnet.parquet"))
+    assert published.read(tmp_path / "rows" / "simple_resnet", settings).curves
 
 
 def test_a_folder_of_other_classes_is_not_trained(tmp_path, monkeypatch, capsys):

@@ -7,10 +7,11 @@ import numpy as np
 import pandas
 import pytest
 
-from depthmup import sweep
+from depthmup import fit, sweep
 from depthmup.files import CONTENTS
 from depthmup.train.build import FILES
 from depthmup.train.workdir import WorkdirError, read_settings
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import train
 from depthmup.trials.store import Store
 from experiments import published
@@ -56,6 +57,23 @@ def test_a_fresh_clone_goes_on_from_the_rows(finished, tmp_path, monkeypatch):
                 np.testing.assert_array_equal(a, b)
         else:
             pandas.testing.assert_series_equal(values, again[name])
+
+
+def test_a_curve_with_more_seeds_has_been_looked_at_before(finished, monkeypatch):
+    """Its errors are corrected for that; those of the other curve are not."""
+    settings, workdir = finished
+    rows, looks = sweep.load(workdir), []
+
+    def transfer(*arguments, **options):
+        looks.append(options["looks"])
+        return fit.transfer(*arguments, **options)._replace(reason=f"looks {looks[-1]}")
+
+    monkeypatch.setattr("depthmup.trials.verdicts.transfer", transfer)
+    of_one = rows[rows["parameterization"] == "depth_mup"]
+    for more, expected in (rows[:0], ["looks 1", "looks 1"]), (of_one, ["looks 1", "looks 3"]):
+        again = more.assign(seed=more["seed"] + 100, key=more["key"] + "again")
+        curves = published._judged(pandas.concat([rows, again]), ConfigStudy(settings, 10), {})
+        assert [c.result.reason for c in curves] == expected
 
 
 def test_what_is_missing_is_trained(finished, tmp_path):

@@ -17,7 +17,6 @@ from depthmup.fit.posterior import Posterior
 MOST_SEEDS = 999  # more are not worth naming
 LEAST = math.log(1.001)  # a difference of log losses that nobody cares about: 2 to 3% of the tokens (docs/laws.md)
 NEAR = 1e-9  # octaves: rounding
-ROUNDING = 1e-9  # of log losses
 SELDOM = 0.05  # of the trainings that diverge: so many are worth a word
 
 Verdict = Literal["transfers", "does not transfer", "undecided", "nothing learned"]
@@ -261,9 +260,9 @@ class Tuned:
         return Cost(math.expm1(loss.value), math.expm1(low), math.inf if in_gap else math.expm1(high))
 
     def surely_costs(self, size: Size) -> float:
-        """The lower end of the cost, in log loss: 0 unless the value surely is not the best."""
-        low = self.loss(size).low(self.error)
-        return low if low > ROUNDING else 0.0
+        """The lower end of the cost, in log loss: 0 unless the optima surely differ."""
+        off = np.quantile(self.drawn - size.known().stars, [self.error, 1 - self.error])
+        return 0.0 if off[0] <= 0 <= off[1] else max(0.0, self.loss(size).low(self.error))
 
     @property
     def _octaves(self) -> float:

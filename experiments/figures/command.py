@@ -16,8 +16,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import pandas
 from ml_collections import config_dict
 
 from depthmup.files import write_atomically
@@ -29,6 +31,7 @@ from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import checked
 from depthmup.trials.estimate import Estimator
 from depthmup.trials.plan import grouped
+from depthmup.trials.store import Store
 from experiments import command_line, published
 from experiments.figures import page
 from experiments.figures.figure import Paper, save
@@ -42,18 +45,22 @@ def settings_of(config: config_dict.ConfigDict, data: str | None) -> Settings:
     return from_config(config)
 
 
-def finished(rows: Path, name: str, settings: Settings) -> bool:
-    """Whether all trials of a sweep are committed. Raises ValueError if the rows are those of other settings."""
+def finished(rows: Path, name: str, settings: Settings, more: Sequence[Settings] = ()) -> bool:
+    """Whether all trials of a sweep, and those of `more`, are committed. Raises ValueError if the rows are those of
+    other settings."""
     path = rows / f"{name}.json"
     if not path.exists():
         return False
     about = json.loads(path.read_text())
     published.check(name, about["settings"], settings, extended=True)
-    return bool(about["complete"]) and not published.difference(about["settings"], settings)
+    if not about["complete"] or published.difference(about["settings"], settings):
+        return False
+    keys = {trial.key for part in more for trial in checked(ConfigStudy(part))}
+    return not keys or keys <= set(pandas.read_parquet(rows / f"{name}.parquet", columns=["key"])["key"])
 
 
-def trained(rows: Path, name: str, settings: Settings, workdir: Path) -> None:
-    """Train what is missing of a sweep, and commit its rows, also where it is interrupted."""
+def trained(rows: Path, name: str, settings: Settings, workdir: Path, more: Sequence[Settings] = ()) -> None:
+    """Train what is missing of a sweep, then of `more`, and commit its rows, also where it is interrupted."""
     about = {"complete": False, "minutes": 0.0, "classes": batches_of(settings).dataset.classes}
     if (rows / f"{name}.json").exists():
         sweep = published.read(rows / name, settings, extended=True)
@@ -61,10 +68,15 @@ def trained(rows: Path, name: str, settings: Settings, workdir: Path) -> None:
         about["minutes"] = sweep.about["minutes"]
     begin = time.monotonic()
     try:
-        train(settings, workdir)
+        if not finished(rows, name, settings):
+            train(settings, workdir)
         about["complete"] = True
+        for part in more:
+            train(part, workdir)
     finally:
         about["minutes"] += round((time.monotonic() - begin) / 60, 1)
+        study = ConfigStudy(settings)  # the workdir names the settings that it was last opened with: those of the sweep
+        Store(workdir, study.identity | study.beyond_keys, study.beyond_keys).close()
         if any((workdir / "groups").glob("*.parquet")):
             published.write(rows / name, settings, workdir, **about)
 
@@ -110,15 +122,16 @@ def main(paper: Paper) -> None:
     try:
         for name, (config, classes) in sweeps.items():
             settings = settings_of(config(), options.data)
-            if finished(paper.rows, name, settings):
+            more = [settings_of(part(), options.data) for part in paper.more.get(name, ())]
+            if finished(paper.rows, name, settings, more):
                 continue
             if why := missing_data(settings, classes):
                 print(f"{name}: not finished, and {why}")
             elif options.dry_run:
-                print(f"{name}: {cost(settings)}")
+                print("\n".join(f"{name}: {cost(part)}" for part in (settings, *more)))
             else:
                 print(f"{name}: training", flush=True)
-                trained(paper.rows, name, settings, options.workdir / name)
+                trained(paper.rows, name, settings, options.workdir / name, more)
     except (Stopped, ValueError) as error:
         sys.exit(f"error: {error}")
     finally:

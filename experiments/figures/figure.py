@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,8 @@ from matplotlib.figure import Figure
 
 from depthmup.files import write_atomically
 from depthmup.fit import VERDICTS, Transfer
+from depthmup.fit.curve import BANDWIDTH
+from depthmup.fit.verdict import MOST_SEEDS
 from depthmup.report import figures
 from depthmup.report.curves import judge
 from depthmup.settings import Judged
@@ -25,7 +28,6 @@ from experiments.output import UNDECIDED, Interval, combined, decided, markdown
 from experiments.published import RESULTS, ROOT, Sweep
 
 TRANSFERS, DOES_NOT, _, NOTHING = VERDICTS
-RATES = re.compile(r" \([^()]* to [^()]*\)")  # the values that seeds are missing at, which the command prints
 WORDS: Mapping[Judged, str] = {"loss": "last step's loss"}
 IMAGES = ROOT / "docs" / "images"
 Sweeps = Mapping[str, Sweep]
@@ -117,12 +119,14 @@ class Paper(NamedTuple):
     """A paper whose figures are trained anew.
 
     name: of its package, and of the folders of its rows, remarks and pictures. figures: {name on the command line: its
-    experiment}.
+    experiment}. more: {name of a sweep: configs of trainings that its rows have in addition}, such as more seeds at
+    single points of a curve that was undecided.
     """
 
     name: str
     title: str
     figures: Mapping[str, Experiment]
+    more: Mapping[str, Sequence[Callable[[], Any]]] = MappingProxyType({})
 
     @property
     def sweeps(self) -> dict[str, Callable[[], Any]]:
@@ -168,11 +172,10 @@ def curve_table(
     curves: Mapping[str, TransferCurve], more: Mapping[str, Callable[[TransferCurve], str]] = MappingProxyType({})
 ) -> str:
     """Trainings, drift, cost and verdict of curves with these labels, as a Markdown table, and what would decide the
-    undecided ones. more: {column: its cell of a curve}."""
+    undecided ones, at which cost. more: {column: its cell of a curve}."""
 
     def row(label: str, c: TransferCurve) -> list[str]:
-        missing = (c.result.would_decide or c.result.reason) if c.result.verdict == UNDECIDED else ""
-        missing = RATES.sub("", missing)
+        missing = deciding(c) if c.result.verdict == UNDECIDED else ""
         numbers = (cell(c) for cell in more.values())
         return [label, str(len(c.trials)), *numbers, *(text or "-" for text in (*cells(c), missing))]
 
@@ -180,6 +183,46 @@ def curve_table(
     columns = ("curve", "trainings", *more, "drift", "costs at most", "verdict", "would decide")
     kept = slice(None if any(row[-1] != "-" for row in rows) else -1)
     return markdown(columns[kept], [row[kept] for row in rows])
+
+
+def deciding(c: TransferCurve) -> str:
+    """What would decide an undecided curve, in how many trainings, and hours where its rows have the seconds of one."""
+    result = c.result
+    if not result.needs:
+        return result.reason
+    needs = re.sub(r" \([^)]*\)", "", result.would_decide)  # without the values: `lacking` counts them
+    over = ">" if any(need.seeds >= MOST_SEEDS for need in result.needs) else ""
+    missing = lacking(result)
+    cost = f"{needs}: {over}{sum(missing.values()):,} trainings"
+    if "seconds" not in c.trials:
+        return cost
+    hours = sum(number * c.at(size)["seconds"].mean() for size, number in missing.items()) / 3600
+    return f"{cost}, {over}" + (f"{60 * hours:.0f} min" if hours < 1 else f"{hours:.{int(hours < 10)}f} h")
+
+
+def lacking(result: Transfer) -> dict[float, int]:
+    """{size: how many trainings an undecided verdict asks for}: seeds at the values that smoothed curves depend on, at
+    open sizes and at the tuned one, and values beyond a grid or between two of its own."""
+
+    def seeds(i: int, low: float, high: float, number: int) -> int:
+        rates = np.asarray(result.learning_rates[i])
+        near = (rates >= low * 2.0**-BANDWIDTH) & (rates <= high * 2.0**BANDWIDTH)
+        present = (np.isfinite(result.losses[i]) | result.diverged[i])[near].sum(axis=1)
+        return int(np.maximum(number - present, 0).sum())
+
+    missing, most = Counter[float](), max((need.seeds for need in result.needs if need.kind == "seeds"), default=0)
+    for need in result.needs:
+        i = result.values.index(need.size)
+        step = np.diff(np.log2(result.learning_rates[i])).min()
+        if need.kind == "seeds":
+            missing[need.size] += seeds(i, need.low, need.high, need.seeds)
+        elif need.kind == "finer":
+            missing[need.size] += need.seeds
+        else:
+            missing[need.size] += need.seeds * max(1, round(math.log2(need.high / need.low) / step))
+    if most and result.tuned is not None:
+        missing[result.values[0]] += seeds(0, result.tuned, result.tuned, most)
+    return dict(missing)
 
 
 def says(c: TransferCurve, transfers: bool = True, label: str = "") -> Part:

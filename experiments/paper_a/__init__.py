@@ -6,7 +6,7 @@ Figures share trials: each module names the sweeps that it needs, and each sweep
 from __future__ import annotations
 
 from experiments.figures.figure import Experiment, Paper
-from experiments.paper_a import fig1, fig2, fig3, fig4, figb1, figb3, figm1
+from experiments.paper_a import fig1, fig2, fig3, fig4, figb1, figb3, figm1, more
 
 FIGURES: dict[str, Experiment] = {
     "1": fig1.EXPERIMENT,
@@ -21,4 +21,4 @@ FIGURES: dict[str, Experiment] = {
     "B.3": figb3.EXPERIMENT,
     "M.1": figm1.EXPERIMENT,
 }
-PAPER = Paper("paper_a", 'A, "Depthwise hyperparameter transfer"', FIGURES)
+PAPER = Paper("paper_a", 'A, "Depthwise hyperparameter transfer"', FIGURES, more.MORE)

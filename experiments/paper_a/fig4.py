@@ -13,7 +13,7 @@ at depth 3; all depths count.
 
 More seeds: three left momentum undecided, at a cost of .5% [.0, 1.8]. It gets seeds until it is decided, up to 24.
 Prediction, written before them: it transfers, because its optimum drifts by -.15 octaves a doubling, .5 at most.
-Outcome: undecided at .4% [.0, 1.4] after 318 trainings.
+Outcome: undecided at .4% [.0, 1.4] after 318 trainings; it transfers after twelve more (`more`).
 
 Cost: 4 sweeps of 84 trainings of 703 steps and 234 more of momentum, 80 minutes on two cores beside other work.
 Expect: optima of momentum, gamma0 and beta0 that stay. The best weight decay of a single epoch is the smallest, so its
