@@ -201,15 +201,13 @@ def _prior(x: tuple[float, ...], number: int) -> tuple[np.ndarray, np.ndarray, n
 class Posterior:
     """The curve of one size. places: (places,), log2 learning rates, rising. mean: (places,), its log loss. draws:
     (draws, places). bowl: the number of places up to the cliff; beyond it the curve is the line between grid points.
-    freedom: degrees of freedom of the error; 0 if nothing is known of it. gap: octaves from the last place of the bowl
-    to the next point of the grid, if that is of the edge, else 0."""
+    freedom: degrees of freedom of the error; 0 if nothing is known of it."""
 
     places: np.ndarray
     mean: np.ndarray
     draws: np.ndarray
     bowl: int
     freedom: float
-    gap: float
 
     @functools.cached_property
     def star(self) -> float:
@@ -225,11 +223,8 @@ class Posterior:
 
     @functools.cached_property
     def stars(self) -> np.ndarray:
-        """(draws,), log2 of the best learning rate of each draw; anywhere in the gap of the grid that holds the edge
-        where the loss falls up to it."""
-        best = np.argmin(self.draws[:, : self.bowl], axis=1)
-        gap = self.gap * np.random.default_rng(0).random(len(best))
-        return np.asarray(self.places[best] + gap * (best == self.bowl - 1))
+        """(draws,), log2 of the best learning rate of each draw."""
+        return np.asarray(self.places[np.argmin(self.draws[:, : self.bowl], axis=1)])
 
     def covers(self, at: float) -> bool:
         return bool(self.places[0] - 1e-9 <= at <= self.places[-1] + 1e-9)
@@ -308,6 +303,4 @@ def _drawn(
         off = lone * rng.standard_normal((DRAWS // 2, len(beyond)))
         wall = np.concatenate([curve.mean[beyond] + off, curve.mean[beyond] - off])
         draws = np.concatenate([draws, wall], axis=1)
-    next_point = int(np.searchsorted(curve.x, points.x[-1] + 1e-9))
-    gap = float(curve.x[next_point] - points.x[-1]) if next_point == curve.edge < len(curve.x) else 0.0
-    return Posterior(np.append(places, curve.x[beyond]), draws.mean(axis=0), draws, len(places), noise.freedom, gap)
+    return Posterior(np.append(places, curve.x[beyond]), draws.mean(axis=0), draws, len(places), noise.freedom)

@@ -187,23 +187,20 @@ class Tuned:
         value = max(0.0, curve.value(self.at if at is None else at) - curve.value(curve.star))
         return Difference(value, curve.values(self.drawn if at is None else at) - best)
 
-    def allowed(self, size: Size) -> Difference:
-        """What the margin allows at a size."""
+    def allowed(self, size: Size) -> float:
+        """What the margin allows at a size, in log loss: a number, as it is printed, without an error."""
         if self.margin.octaves is None:
-            share = math.log1p(self.margin.share)
-            return Difference(share, np.full(len(self.drawn), share))
-        curve, off = size.known(), self.margin.octaves
-        best = curve.draws[:, : curve.bowl].min(axis=1)
-        value = curve.value(curve.star - off) - curve.value(curve.star)
-        return Difference(max(LEAST, value), np.maximum(LEAST, curve.values(curve.stars - off) - best))
+            return math.log1p(self.margin.share)
+        curve = size.known()
+        return max(LEAST, curve.value(curve.star - self.margin.octaves) - curve.value(curve.star))
 
     def excess(self, size: Size, at: float | None = None) -> Difference:
         """The cost of the value beyond the margin, in log loss."""
         loss, allowed = self.loss(size, at), self.allowed(size)
-        return Difference(loss.value - allowed.value, loss.draws - allowed.draws)
+        return Difference(loss.value - allowed, loss.draws - allowed)
 
     def margin_at(self, size: Size) -> float:
-        return math.expm1(self.allowed(size).value) if size.has_optimum else math.nan
+        return math.expm1(self.allowed(size)) if size.has_optimum else math.nan
 
     def answer(self, size: Size) -> tuple[Answer, Need | None]:
         """The answer of a size, and what would decide an open one."""
