@@ -32,6 +32,7 @@ from experiments import (
     planted_verdicts,
     predictions,
     published,
+    quantities,
     scaling,
     step_law,
 )
@@ -41,12 +42,16 @@ from experiments.figures.page import PAPERS
 from experiments.output import markdown
 from experiments.published import RESULTS, ROOT, Sweep
 
-DOCUMENTS = tuple(
-    f"docs/{name}.md"
-    for name in ("batch", "laws", "guide/choose", "language", "checks", "published-runs", "predictions")
+DOCUMENTS = (
+    "README.md",
+    *(
+        f"docs/{name}.md"
+        for name in ("batch", "laws", "guide/choose", "language", "checks", "published-runs", "predictions", "disputes")
+    ),
 )
 RATIO = 8  # of depths, in the tables of rules
 BLOCK = re.compile(r"(<!-- (\w+): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+COST = re.compile(r"(<!-- cost: ([^>]*?) -->)[^<]*(<!-- end -->)")  # in a sentence, of quantities.results
 
 
 # Sweeps whose rows are committed, besides those of the papers' figures.
@@ -139,7 +144,7 @@ def rendered(text: str, sweeps: Mapping[str, Sweep]) -> str:
         content = OTHERS[name](sweeps) if name in OTHERS else TABLES[table](sweeps[name])
         return f"{head}\n{content}\n\n{end}"
 
-    return BLOCK.sub(made, text)
+    return COST.sub(lambda m: f"{m[1]}{quantities.results()[m[2]].cost}{m[3]}", BLOCK.sub(made, text))
 
 
 def main() -> None:

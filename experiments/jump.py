@@ -161,10 +161,10 @@ def table(jump: Jump) -> str:
 
 def draw() -> None:
     """README's picture: for each parameterization the loss against the learning rate, small and large."""
-    jump = JUMPS["steps"]
     figure = Figure(figsize=(figures.WIDTH, 6.2), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True, subplot_kw={"xscale": "log", "yscale": "log"})
-    for panel, (case, result) in zip(panels.flat, curves(jump).items(), strict=True):
+    of_case = curves(JUMPS["batch"])
+    for panel, (case, result) in zip(panels.flat, ((case, of_case[case]) for case in CASES), strict=True):
         lines = zip(("small", "large"), result.learning_rates, result.optima, strict=True)
         for i, ((name, rates, best), color) in enumerate(zip(lines, size_colors(2), strict=True)):
             paint(panel, loss_marks(rates, result.log_losses(i), best), color, name)

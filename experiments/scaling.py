@@ -217,7 +217,7 @@ def decays() -> str:
         kept = percent((best[KEPT] / best[decay]).to_numpy()).text("+.1f", "%") if decay != KEPT else "-"
         lines.append((*sizes, f"{rate * decay * steps:.2f}", won, kept))
     columns = ("batch size", "steps", "best decay", "log2 of the rate", "rate x decay x steps", "loss against no decay",
-               f"decay {KEPT:g} costs")  # fmt: skip
+               f"decay {KEPT:g} against it")  # fmt: skip
     exponents: dict[str, dict[str, str]] = {}
     for c in curves(decay=True):
         exponents.setdefault(c.optimizer.split()[-1], {})[c.axis] = exponent_of(c)

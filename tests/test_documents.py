@@ -25,9 +25,17 @@ def test_the_numbers_in_the_documents_are_those_of_the_rows(document, sweeps):
     sweep = sweeps["digits_transfer"]
     without = judge(sweep.rows[sweep.rows["seed"] != 0], ConfigStudy(sweep.settings))
     other = documents.rendered(text, {**sweeps, "digits_transfer": sweep._replace(curves=without)})
-    assert (other != text) == (
-        document not in {f"docs/{name}.md" for name in ("batch", "checks", "language", "published-runs", "predictions")}
-    )  # which have other rows
+    assert (other != text) == (document in ("docs/laws.md", "docs/guide/choose.md"))  # the others have other rows
+
+
+def test_every_cost_is_that_of_the_verdicts():
+    """A percentage that a sentence calls a cost is made from rows (a test above says that it is what they give)."""
+    for path in (documents.ROOT / "README.md", *(documents.ROOT / "docs").rglob("*.md")):
+        if path.is_relative_to(RESULTS) or path.name in ("results.md", "predictions.md"):
+            continue  # their numbers are made from rows, whole
+        text = documents.COST.sub("", documents.BLOCK.sub("", path.read_text()))
+        costs = re.findall(r"\bcosts? (?:at most |surely )*\.?\d[\d.]*%.{0,20}", text)
+        assert costs == [], path
 
 
 def test_numbers_of_the_disputes_stand_on_the_pages_that_they_link_to():
