@@ -64,9 +64,9 @@ def test_the_evidence_of_the_guide(sweeps):
     assert evidence["| residual MLP", "Adam"] == [
         f"digits ({adam.cost})", "", "`sp`, `mup`: digits"
     ]  # fmt: skip
-    sgd = curves["sgd", "mup", "width"]
+    sgd = curves["sgd", "depth_mup", "depth"]
     assert sgd.verdict == "transfers"
-    assert f", digits ({sgd.cost})" in evidence["| any of these, width alone", "SGD"][0]
+    assert f", digits ({sgd.cost})" in evidence["| residual, branches without a norm (MLP, SimpleResNet)", "SGD"][0]
 
 
 def test_one_command_makes_all(monkeypatch, capsys):

@@ -12,7 +12,7 @@ OPTIMA = {
     "mup": -1.0,
     "depth_mup": 0.0,
     "completep": 0.0,
-    "depth_mup + completed_p": 0.5,
+    "depth_mup + completed_p": 1.0,
 }  # octaves from the tuned rate
 CURVATURE = 0.01  # of the logarithm of the loss, an octave squared
 
@@ -49,9 +49,9 @@ def test_the_table():
     lines = cells(BATCH)
     assert list(lines) == list(OPTIMA)
     assert [float(line[2].split()[0]) for line in lines.values()] == pytest.approx(list(OPTIMA.values()), abs=0.05)
-    assert [float(line[3]) for line in lines.values()] == pytest.approx([2.19, 2.02, 2.0, 2.0, 2.0], abs=0.011)
+    assert [float(line[3]) for line in lines.values()] == pytest.approx([2.19, 2.02, 2.0, 2.0, 2.02], abs=0.011)
     cost = [float(line[4].split("%")[0]) for line in lines.values()]
-    assert cost == pytest.approx([9.4, 1.0, 0.0, 0.0, 0.2], abs=0.1)
+    assert cost == pytest.approx([9.4, 1.0, 0.0, 0.0, 1.0], abs=0.1)
     assert [line[5] for line in lines.values()] == ["does not", *["carries"] * 4]
 
 
@@ -59,6 +59,7 @@ def test_a_rule_of_steps_carries_the_rate(tmp_path):
     """token_horizon divides the rate by 4^.32, .64 octaves: what "mup" costs falls from 1% to .13%, and "completep",
     whose optimum stays, then costs .41%."""
     plant(STEPS)
+    plant(BATCH)
     lines = cells(STEPS)
     cost = {name: float(line[4].split("%")[0]) for name, line in lines.items()}
     assert cost["mup + token_horizon"] == pytest.approx(0.13, abs=0.06)

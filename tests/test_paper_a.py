@@ -460,10 +460,3 @@ def test_every_page_section_is_drawn(tmp_path, monkeypatch):
     sweeps = {name: planted(name, lambda row: -3) for name in SWEEPS}
     text = figures.drawn(PAPER, sweeps, tmp_path, monkeypatch)
     assert text.count("\n### ") == len(PAPER.figures)
-
-
-def test_the_readmes_numbers_are_those_of_figure_1():
-    sweeps = page.read(PAPER)
-    readme = " ".join((page.ROOT / "README.md").read_text().split())
-    for axis, wording in {"depth": "at most {} of the best loss", "width": "at most {} up to"}.items():
-        assert wording.format(figure.curve(sweeps, "simple_resnet", "depth_mup", axis).result.cost) in readme

@@ -135,10 +135,11 @@ class _Bowl:
 
     def __init__(self, points: Points, noise: Noise) -> None:
         self.points = points
-        height = HEIGHT * (points.mean - points.mean.min())
-        best = float(points.x[np.argmin(points.mean)])
-        far = 1 + ((points.x - best) / NEAR) ** 4
-        self.variance = far * (points.variances(noise) + height**2) + 1e-12 * np.ptp(points.mean) ** 2 + 1e-24
+        best, height = float(points.x[np.argmin(points.mean)]), points.mean - points.mean.min()
+        noise_at = points.variances(noise)
+        beyond_shape = ((points.x - best) / NEAR) ** 4 * noise_at + (HEIGHT * height) ** 2
+        self.variance = noise_at + np.minimum(beyond_shape, (height / 4) ** 2)  # what is high stays above the lowest
+        self.variance += 1e-12 * np.ptp(points.mean) ** 2 + 1e-24
         self.place = points.x - points.x[0]
         self.kernel = covariances(self.place, self.place)
         root = 1 / np.sqrt(self.variance)

@@ -16,13 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.files import write_atomically
-from depthmup.fit import VERDICTS, Transfer
+from depthmup.fit import VERDICTS, Transfer, transfer
 from depthmup.fit.curve import BANDWIDTH
 from depthmup.fit.verdict import MOST_SEEDS
 from depthmup.report import figures
-from depthmup.report.curves import judge
 from depthmup.settings import Judged
-from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.verdicts import TransferCurve
 from experiments.output import UNDECIDED, Interval, combined, decided, markdown
 from experiments.published import RESULTS, ROOT, Sweep
@@ -148,11 +146,14 @@ def _parts(curves: Sequence[tuple[TransferCurve, bool | None]]) -> list[Part]:
 
 def judged_by(sweep: Sweep, measure: Judged) -> Sweep:
     """The sweep with the verdicts on another measure of its rows."""
-    of_sweep = dataclasses.replace(sweep.settings.sweep, judge_by=measure)
-    settings = dataclasses.replace(sweep.settings, sweep=of_sweep)
-    return sweep._replace(
-        settings=settings, curves=judge(sweep.rows, ConfigStudy(settings, sweep.about.get("classes")))
-    )
+    curves = [
+        dataclasses.replace(
+            c, measure=measure, result=transfer(c.trials, c.axis, chance(c, measure), hyperparameter=c.hyperparameter,
+            measure=measure), chance=chance(c, measure),
+        )
+        for c in sweep.curves
+    ]  # fmt: skip
+    return sweep._replace(curves=curves)
 
 
 def curve(sweeps: Sweeps, sweep: str, name: str, axis: str = "depth") -> TransferCurve:
