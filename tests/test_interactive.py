@@ -197,7 +197,7 @@ def test_what_decides_and_what_is_next(sweep):
     """The commands are read as main.py reads them; the flags that were given before are replaced."""
     transfers = dataclasses.replace(sweep[2][1], parameterization="depth_ode")
     study = tiny.study(**{**GRID, "sweep__seeds": 2})
-    noisy = judge(planted(study, noise=0.5), study)
+    noisy = judge(planted(study, noise=0.3), study)
     undecided = [c for c in noisy if c.result.verdict == "undecided"]
     most = max(need.seeds for c in undecided for need in c.result.needs if need.kind == "seeds")
     command = "python main.py sweep --config=digits --config.sweep.until planned --yes --shard=0/1 --workdir=a"

@@ -72,7 +72,7 @@ def price(result: Transfer) -> str:
     if result.verdict != NOT or result.tuned is None:
         return f"costs at most {result.cost}" if result.cost else ""
     reason = result.reason.removeprefix(f"{result.tuned:.3g} of {result.axis} {result.values[0]:g} ")
-    return reason.partition(" (1/")[0]  # the report says once what a margin is
+    return reason.partition("; margin ")[0]
 
 
 def moved(result: Transfer) -> str:
