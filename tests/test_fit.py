@@ -322,6 +322,15 @@ def test_costs():
     assert str(fit.Cost(0.018, math.nan, math.nan)) == "1.8%"
 
 
+def test_the_error_of_the_tuned_value_is_in_its_costs():
+    """A noisy base makes the same cost less sure."""
+    quiet, noisy = (
+        fit.transfer(table({2: -4.0}, noise=noise) + table({8: -4.4}, noise=0.01), cap=CAP).costs[1]
+        for noise in (0.01, 0.2)
+    )
+    assert noisy.high - noisy.low > 2 * (quiet.high - quiet.low)
+
+
 def test_seeds_are_paired_and_levels_do_not_count():
     """A seed that is worse everywhere by a factor changes nothing."""
     rows = table({2: -4.0, 4: -4.3}, noise=0.05)
