@@ -113,7 +113,7 @@ def test_the_command_of_a_sweep_with_one_optimizer(tmp_path, call, seeds):  # no
     workdir = store(tmp_path, study, planted(study, lambda point: -1.03))
     done = call("grow", "--depth=48", "--workdir", str(workdir))
     note, line = done.stdout.splitlines()
-    verdict = "transfers: within a factor of 2" if seeds == 3 else "undecided: one seed does not decide"
+    verdict = "transfers: 0.4" if seeds == 3 else "undecided: one seed does not decide"
     assert "depth_mup, adam: best learning rate 0.4" in note
     assert f"at depth 3; depth 3 to 24: {verdict}" in note
     words = line.split()
