@@ -22,10 +22,12 @@ def sweeps():
 def test_the_numbers_in_the_documents_are_those_of_the_rows(document, sweeps):
     text = (documents.ROOT / document).read_text()
     assert documents.rendered(text, sweeps) == text
+    if document not in ("docs/laws.md", "docs/guide/choose.md"):
+        return  # other rows
     sweep = sweeps["digits_transfer"]
     without = judge(sweep.rows[sweep.rows["seed"] != 0], ConfigStudy(sweep.settings))
     other = documents.rendered(text, {**sweeps, "digits_transfer": sweep._replace(curves=without)})
-    assert (other != text) == (document in ("docs/laws.md", "docs/guide/choose.md"))  # the others have other rows
+    assert other != text
 
 
 def test_every_cost_is_that_of_the_verdicts():

@@ -383,13 +383,13 @@ def test_where_nothing_learned_there_is_no_verdict():
 
 def test_noise_alone_does_not_refuse_transfer():
     rng, verdicts = np.random.default_rng(10), []
-    for _ in range(100):
+    for _ in range(40):
         rows = [
             {"depth": size, "learning_rate": rate, "seed": seed, "loss": math.exp(0.1 * rng.normal() - 1)}
             for size in (2, 4, 8, 16) for rate in LRS.tolist() for seed in range(3)
         ]  # fmt: skip
         verdicts.append(fit.transfer(rows, cap=CAP).verdict)
-    assert verdicts.count("does not transfer") <= 6
+    assert verdicts.count("does not transfer") <= 3
     assert verdicts.count("transfers") == 0
 
 
@@ -408,11 +408,11 @@ def test_noise_alone_does_not_refuse_transfer():
     ],
 )
 def test_planted_verdicts(name, grid, least):
-    """Of 40 sweeps with eight seeds at the first and the last drift (1,000 in experiments/planted_verdicts.py)."""
+    """Of 25 sweeps with eight seeds at the first and the last drift (1,000 in experiments/planted_verdicts.py)."""
     kind = next(kind for kind in planted_verdicts.KINDS if kind.name == name)
     for drift in {kind.drifts[0], kind.drifts[-1]}:
-        shares = planted_verdicts.counted(kind._replace(drift=drift), grid, 8, 40)
-        assert shares["wrong"] <= 0.05
+        shares = planted_verdicts.counted(kind._replace(drift=drift), grid, 8, 25)
+        assert shares["wrong"] <= 0.08
         assert shares["decided"] >= least, drift
         # NaN if the value was trained at no other size. The best of two valleys may not have been seen.
         assert not shares["covered"] < (0.75 if name == "two valleys" else 0.9)
