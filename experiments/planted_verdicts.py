@@ -70,8 +70,8 @@ def smooth(rng: np.random.Generator, kind: Kind, i: int, x: np.ndarray, log: np.
 def tilted(rng: np.random.Generator, kind: Kind, i: int, x: np.ndarray, log: np.ndarray) -> np.ndarray:
     """Each seed has an optimum of its own, half an octave around that of all."""
     level = log - kind.loss(x - kind.centre(i), i)[:, None]
-    own = kind.loss(x[:, None] - kind.centre(i) - 0.5 * rng.normal(size=log.shape[1]), i)
-    return plain(rng, kind, i, x, level + own)
+    shifted = kind.loss(x[:, None] - kind.centre(i) - 0.5 * rng.normal(size=log.shape[1]), i)
+    return plain(rng, kind, i, x, level + shifted)
 
 
 def missing(rng: np.random.Generator, kind: Kind, i: int, x: np.ndarray, log: np.ndarray) -> np.ndarray:

@@ -137,12 +137,12 @@ class Curve:
             error = 0.0 if math.isnan(scatter) else 2 * scatter
         return math.log(self.cap * (1 - LEARNED)) - float(np.nanmean(self.kept[best])) > error
 
-    def smooth(self, degree: int = DEGREE) -> Smooth:
+    def smooth(self) -> Smooth:
         """The curve up to its cliff, smoothed. There must be a learning rate that trains."""
         used = self._up_to_divergence()
         best = used.index(int(self.best or 0))
         points = used[: best + _rising(self.x[used], self.kept[used], best) + 1]
-        return Smooth(self.x[points], self.kept[points], best, len(points) < len(used), degree)
+        return Smooth(self.x[points], self.kept[points], best, len(points) < len(used))
 
     def _up_to_divergence(self) -> list[int]:
         """The points below the edge. Below the best point a loss above chance is one of too small a learning rate: only
@@ -264,7 +264,7 @@ def _error_of_rise(x: np.ndarray, log: np.ndarray, residual: np.ndarray, best: i
 
 
 class Smooth:
-    """A curve smoothed by local polynomials of a degree with tricube weights (Cleveland 1979): every value and every
+    """A curve smoothed by local polynomials with tricube weights (Cleveland 1979): every value and every
     slope is a weighted sum of the mean log losses of its grid points.
 
     x, mean: (points,). best: index of the grid point with the smallest mean. ended: whether a cliff follows.
@@ -272,19 +272,15 @@ class Smooth:
     `freedom` degrees of freedom; NaN without any.
     """
 
-    def __init__(self, x: np.ndarray, log: np.ndarray, best: int, ended: bool, degree: int = DEGREE) -> None:
+    def __init__(self, x: np.ndarray, log: np.ndarray, best: int, ended: bool) -> None:
         self.x, self.best, self.ended = x, best, ended
         self.mean, self.residual = levels(log)
         self.counts, self.seeds = (~np.isnan(log)).sum(axis=1), int((~np.isnan(log)).any(axis=0).sum())
-        self.fine, self._values, self._slopes = _smoother(tuple(x), degree)
+        self.fine, self._values, self._slopes = _smoother(tuple(x))
 
     def value(self, at: float) -> np.ndarray:
         """(points,), the weights that make the smoothed value at log2 rate `at`, between the first and last point."""
         return _between(self.fine, self._values, at)
-
-    def slope(self, at: float) -> np.ndarray:
-        """(points,), the weights that make the slope there, per octave."""
-        return _between(self.fine, self._slopes, at)
 
     @property
     def values(self) -> np.ndarray:
@@ -365,7 +361,7 @@ def _between(fine: np.ndarray, weights: np.ndarray, at: float) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=128)
-def _smoother(x: tuple[float, ...], degree: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _smoother(x: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(fine,) places between x[0] and x[-1], and twice (fine, points): the weights of the values and of the slopes."""
     points = np.array(x)
     if len(points) == 1:
@@ -376,7 +372,7 @@ def _smoother(x: tuple[float, ...], degree: int) -> tuple[np.ndarray, np.ndarray
     nearest = np.sort(distance, axis=1)[:, min(NEAREST, len(x)) - 1]
     width = np.maximum(1.1 * nearest, BANDWIDTH)  # 1.1: the farthest of the nearest has weight, too
     weights = np.clip(1 - (distance / width[:, None]) ** 3, 0, None) ** 3
-    powers = (points - fine[:, None])[..., None] ** np.arange(min(degree, len(x) - 1) + 1)
+    powers = (points - fine[:, None])[..., None] ** np.arange(min(DEGREE, len(x) - 1) + 1)
     normal = np.einsum("fpi,fp,fpj->fij", powers, weights, powers)
     coefficients = np.linalg.solve(normal, np.einsum("fpi,fp->fip", powers, weights))
     return fine, coefficients[:, 0], coefficients[:, 1]

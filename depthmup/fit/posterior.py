@@ -34,7 +34,7 @@ ROUGHNESS = np.geomspace(0.02, 3.0, 8)
 SMOOTH = 0.08
 OF_SKEW = 0.3  # roughness of a shape of skew 1: what is skew is seldom exactly of its shape
 HEIGHT = 0.02  # share of its height above the lowest point by which a point may miss the curve: bowls hold near it
-NEAR = 2.0  # octaves from the lowest point, where the variance of a point counts twice: by 1 + (distance / NEAR)^4
+REACH = 2.0  # octaves from the lowest point at which the variance of a point doubles: it grows by (distance / REACH)^4
 LEAST_CHANCE = 0.03  # of the most likely shape and roughness: less likely ones are left out
 ALIKE = 0.05  # the level of the tests that permit to pool variances
 PRIOR_FREEDOM = 6.0  # of the variance at single points, about that of their size
@@ -137,7 +137,7 @@ class _Bowl:
         self.points = points
         best, height = float(points.x[np.argmin(points.mean)]), points.mean - points.mean.min()
         noise_at = points.variances(noise)
-        beyond_shape = ((points.x - best) / NEAR) ** 4 * noise_at + (HEIGHT * height) ** 2
+        beyond_shape = ((points.x - best) / REACH) ** 4 * noise_at + (HEIGHT * height) ** 2
         self.variance = noise_at + np.minimum(beyond_shape, (height / 4) ** 2)  # what is high stays above the lowest
         self.variance += 1e-12 * np.ptp(points.mean) ** 2 + 1e-24
         self.place = points.x - points.x[0]
@@ -155,11 +155,8 @@ class _Bowl:
         parabola = self.designs[len(MORSE) // 2] * root[:, None]
         curvature = np.linalg.lstsq(parabola, points.mean * root, rcond=None)[0][2]
         error = np.linalg.pinv(parabola.T @ parabola)[2, 2]
-        self.curvature = 2 * math.sqrt(curvature**2 + error)
-
-    def deviation(self, shape: int, roughness: int) -> float:
-        """The standard deviation of the change of curvature within an octave."""
-        return float(self.curvature * np.hypot(OF_SKEW * SHAPES[shape], ROUGHNESS[roughness]))
+        # (shapes, roughness), standard deviations of the change of curvature within an octave.
+        self.deviations = 2 * math.sqrt(curvature**2 + error) * np.hypot(OF_SKEW * SHAPES[:, None], ROUGHNESS)
 
     def likelihoods(self) -> np.ndarray:
         """(shapes, roughness), logarithms: of what the bowls themselves cannot fit."""
@@ -168,13 +165,12 @@ class _Bowl:
         turned = np.swapaxes(rest, 1, 2)
         values, vectors = np.linalg.eigh(turned @ (self.kernel * root[:, None] * root) @ rest)
         misses = np.einsum("sij,si->sj", vectors, turned @ (self.points.mean * root))[:, None]
-        scale = self.curvature**2 * (OF_SKEW**2 * SHAPES[:, None] ** 2 + ROUGHNESS**2)
-        variances = scale[..., None] * np.maximum(values, 0)[:, None] + 1
+        variances = self.deviations[..., None] ** 2 * np.maximum(values, 0)[:, None] + 1
         return np.asarray(-0.5 * (np.log(variances) + misses**2 / variances).sum(axis=-1))
 
     def weights(self, shape: int, roughness: int, places: np.ndarray) -> np.ndarray:
         """(places, points): the weights of the points' means in the mean of the posterior."""
-        scale = self.deviation(shape, roughness) ** 2
+        scale = self.deviations[shape, roughness] ** 2
         covariance = scale * self.kernel + np.diag(self.variance)
         unit = np.sqrt(np.diag(covariance))
         inverse = np.linalg.inv(covariance / unit[:, None] / unit) / unit[:, None] / unit
@@ -228,6 +224,7 @@ class Posterior:
         return np.asarray(self.places[np.argmin(self.draws[:, : self.bowl], axis=1)])
 
     def covers(self, at: float) -> bool:
+        """Whether the curve is known at a log2 rate."""
         return bool(self.places[0] - 1e-9 <= at <= self.places[-1] + 1e-9)
 
     def values(self, at: float | np.ndarray) -> np.ndarray:
@@ -239,6 +236,7 @@ class Posterior:
         return np.asarray((1 - share) * self.draws[row, above - 1] + share * self.draws[row, above])
 
     def value(self, at: float) -> float:
+        """The log loss of the mean curve at a log2 rate."""
         return float(np.interp(at, self.places, self.mean))
 
     @functools.cached_property
@@ -293,7 +291,7 @@ def _drawn(
     for (shape, roughness), end in zip(likely, ends.tolist(), strict=True):
         if end > start:
             weights, rows = of_bowl.weights(shape, roughness, places), slice(start, end)
-            deviation = of_bowl.deviation(shape, roughness) * deviations[rows]
+            deviation = of_bowl.deviations[shape, roughness] * deviations[rows]
             centres[rows] = weights @ points.mean
             offs[rows] = deviation - (deviation[:, at] + errors[rows]) @ weights.T
         start = end

@@ -70,7 +70,7 @@ class Risk(NamedTuple):
 class Judged(NamedTuple):
     """The verdict over some sizes; every list has one entry per size. `Transfer` explains the fields.
 
-    margins: in the cost of a value, as a share of the best loss; NaN without an optimum.
+    margins: what the margin allows a value to cost, as a share of the best loss; NaN without an optimum.
     """
 
     verdict: Verdict
@@ -106,6 +106,7 @@ class Size:
         return self.optimum.learning_rate is not None and self.posterior is not None
 
     def known(self) -> Posterior:
+        """The posterior of a size that has one."""
         assert self.posterior is not None
         return self.posterior
 
@@ -200,6 +201,7 @@ class Tuned:
         return Difference(loss.value - allowed, loss.draws - allowed)
 
     def margin_at(self, size: Size) -> float:
+        """`allowed` as a share of the loss; NaN without an optimum."""
         return math.expm1(self.allowed(size)) if size.has_optimum else math.nan
 
     def answer(self, size: Size) -> tuple[Answer, Need | None]:

@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -172,28 +171,23 @@ def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     return {"channels": figure}
 
 
-def _of(network: str) -> dict[str, Callable[[], Any]]:
-    return {name: config for name, config in SWEEPS.items() if name.endswith(f"_{network}")}
+def _of(network: str, figure: str, claim: str, question: str) -> Experiment:
+    """The paper's claim on one network."""
+    return Experiment(
+        figure=figure,
+        claim=claim,
+        question=question,
+        sweeps={name: config for name, config in SWEEPS.items() if name.endswith(f"_{network}")},
+        outcome=outcome(network),
+        needs=(f"full_{network}", f"channels16_{network}"),
+        so_far=(f"channels64_{network}",),
+    )
 
 
-EXPERIMENT = Experiment(
-    figure="2b, wider",
-    claim=f"all branch weights carry 1/K: {PAPER:.1f} octaves from depth 2 to 24",
-    question="At the paper's 64 channels?",
-    sweeps=_of("baseline"),
-    outcome=outcome("baseline"),
-    needs=("full_baseline", "channels16_baseline"),
-    so_far=("channels64_baseline",),
-)
-LAST = Experiment(
-    figure="2b, wider, last layer",
-    claim=f"a branch's last layer alone carries 1/K: {PAPER:.1f} octaves",
-    question="And with 1/K in the last layer alone?",
-    sweeps=_of("last"),
-    outcome=outcome("last"),
-    needs=("full_last", "channels16_last"),
-    so_far=("channels64_last",),
-)
+ALL_LAYERS = f"all branch weights carry 1/K: {PAPER:.1f} octaves from depth 2 to 24"
+LAST_ALONE = f"a branch's last layer alone carries 1/K: {PAPER:.1f} octaves"
+EXPERIMENT = _of("baseline", "2b, wider", ALL_LAYERS, "At the paper's 64 channels?")
+LAST = _of("last", "2b, wider, last layer", LAST_ALONE, "And with 1/K in the last layer alone?")
 THEORY = Experiment(
     figure="2b, wider, our theory",
     claim=f"not in the paper, our theory: 0 octaves; last layer alone {DOUBLINGS:.1f}",
