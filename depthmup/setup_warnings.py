@@ -24,7 +24,7 @@ from depthmup.specs import PyTree, flatten_shapes, globs, leaves_of, one_glob, p
 
 # How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
 # the last one (docs/results.md, figure 2b, by accuracy).
-MEASURED = {"all": "depth^-0.08 [-0.20, +0.04]", "last": "depth^-1.28 [-1.64, -0.91]"}
+MEASURED = {"all": "depth^-0.07 [-0.18, +0.03]", "last": "depth^-1.22 [-1.59, -0.86]"}
 ROOTS = (0.5, 0.25, -0.25, -0.5)  # powers of the heads' size that multiply queries, keys or their product
 # How a model that takes factors uses them.
 USES: dict[Kind, str] = {
