@@ -352,6 +352,15 @@ def test_seeds_of_which_each_has_its_own_optimum_are_not_taken_for_scatter():
     assert cost.high > 0.12  # independent trainings would make it .09
 
 
+def test_rounding_does_not_move_the_optimum():
+    """A rate of the grid that equals a place of a drawn curve but for rounding is one place."""
+    kind = next(kind for kind in planted_verdicts.KINDS if kind.name == "steeper above, 5")._replace(drift=0.85)
+    rows = planted_verdicts.plant(np.random.default_rng(1), kind, "fixed", 1)
+    sweeps = [[{**row, "loss": row["loss"] * (1 + change)} for row in rows] for change in (0.0, 1e-14, -3e-14)]
+    tuned = [fit.transfer(sweep).tuned for sweep in sweeps]
+    assert tuned == pytest.approx([tuned[0]] * 3, rel=1e-9)
+
+
 def test_where_nothing_learned_there_is_no_verdict():
     """Losses at chance; the one rule is `Curve.learned`."""
     rng = np.random.default_rng(9)
@@ -401,6 +410,7 @@ def test_noise_alone_does_not_refuse_transfer():
         ("steeper above, 3", "adaptive", 0.0),
         ("smoothly more skew", "fixed", 0.3),
         ("moving cliff", "fixed", 0.2),
+        ("cliff near, up", "fixed", 0.3),
         ("seeds with optima of their own", "fixed", 0.0),
         ("diverging by chance", "adaptive", 0.75),
         ("two valleys", "adaptive", 0.0),

@@ -119,15 +119,17 @@ def covariances(s: np.ndarray, t: np.ndarray) -> np.ndarray:
     return (low**5 / 5 + off * low**4 / 2 + off**2 * low**3 / 3) / 4
 
 
-def bowl(u: np.ndarray, shape: int) -> np.ndarray:
-    """(..., 3), the functions that make a bowl of a shape at u octaves from about its minimum: a level, the bowl, and
-    its derivative, which moves it."""
-    skew = SHAPES[shape]
-    if shape < len(MORSE):
-        v = np.expm1(skew * u) / skew if abs(skew) > 1e-9 else u
-        return np.stack([np.ones_like(v), v, v * v], axis=-1)
-    steep = np.where(u > 0, math.exp(2 * skew), 1.0)
-    return np.stack([np.ones_like(u), steep * u, steep * u * u], axis=-1)
+def bowls(u: np.ndarray) -> np.ndarray:
+    """(shapes, places, 3), the functions that make a bowl of each shape at u octaves from about its minimum: a level,
+    the bowl, and its derivative, which moves it. u: (shapes, places)."""
+    skew = MORSE[:, None]
+    is_skew = np.abs(skew) > 1e-9
+    v = np.where(is_skew, np.expm1(skew * u[: len(MORSE)]) / np.where(is_skew, skew, 1.0), u[: len(MORSE)])
+    split = u[len(MORSE) :]
+    steep = np.where(split > 0, np.exp(2 * SPLIT)[:, None], 1.0)
+    return np.stack(
+        [np.ones_like(u), np.concatenate([v, steep * split]), np.concatenate([v * v, steep * split * split])], axis=-1
+    )
 
 
 class _Bowl:
@@ -144,14 +146,13 @@ class _Bowl:
         self.kernel = covariances(self.place, self.place)
         root = 1 / np.sqrt(self.variance)
         self.centres = np.full(len(SHAPES), best)
-        for shape in range(len(MORSE), len(SHAPES)):  # the parabolas meet at the minimum, which is looked for
-            for _ in range(3):
-                design = bowl(points.x - self.centres[shape], shape) * root[:, None]
-                _, slope, curvature = np.linalg.lstsq(design, points.mean * root, rcond=None)[0]
-                if curvature <= 0:
-                    break
-                self.centres[shape] = np.clip(self.centres[shape] - slope / curvature / 2, best - 1, best + 1)
-        self.designs = np.stack([bowl(points.x - centre, shape) for shape, centre in enumerate(self.centres)])
+        split = slice(len(MORSE), None)
+        for _ in range(3):  # the parabolas meet at the minimum, which is looked for
+            design = bowls(points.x - self.centres[:, None])[split] * root[:, None]
+            _, slope, curvature = np.moveaxis(np.linalg.pinv(design) @ (points.mean * root), -1, 0)
+            off = np.where(curvature > 0, -slope / np.where(curvature > 0, curvature, 1.0) / 2, 0.0)
+            self.centres[split] = np.clip(self.centres[split] + off, best - 1, best + 1)
+        self.designs = bowls(points.x - self.centres[:, None])
         parabola = self.designs[len(MORSE) // 2] * root[:, None]
         curvature = np.linalg.lstsq(parabola, points.mean * root, rcond=None)[0][2]
         error = np.linalg.pinv(parabola.T @ parabola)[2, 2]
@@ -168,26 +169,29 @@ class _Bowl:
         variances = self.deviations[..., None] ** 2 * np.maximum(values, 0)[:, None] + 1
         return np.asarray(-0.5 * (np.log(variances) + misses**2 / variances).sum(axis=-1))
 
-    def weights(self, shape: int, roughness: int, places: np.ndarray) -> np.ndarray:
-        """(places, points): the weights of the points' means in the mean of the posterior."""
-        scale = self.deviations[shape, roughness] ** 2
+    def weights(self, likely: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """(likely, places, points): the weights of the points' means in the mean of the posterior. likely: (likely, 2),
+        the numbers of a shape and of a roughness."""
+        shapes, scale = likely[:, 0], self.deviations[*likely.T][:, None, None] ** 2
         covariance = scale * self.kernel + np.diag(self.variance)
-        unit = np.sqrt(np.diag(covariance))
-        inverse = np.linalg.inv(covariance / unit[:, None] / unit) / unit[:, None] / unit
-        design = self.designs[shape]
+        unit = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
+        units = unit[:, :, None] * unit[:, None]
+        inverse = np.linalg.inv(covariance / units) / units
+        design = self.designs[shapes]
         gain = inverse @ design
         across = scale * covariances(places - self.points.x[0], self.place)
-        rest = bowl(places - self.centres[shape], shape) - across @ gain
-        return across @ inverse + rest @ np.linalg.solve(design.T @ gain, gain.T)
+        rest = bowls(places - self.centres[:, None])[shapes] - across @ gain
+        turned = np.swapaxes(gain, 1, 2)
+        return np.asarray(across @ inverse + rest @ np.linalg.solve(turned @ design, turned))
 
 
 @functools.lru_cache(maxsize=128)
-def _prior(x: tuple[float, ...], number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(places,) from the first to the last of x; (DRAWS / 2, places) deviations of unit size at them; (DRAWS / 2,
+def _prior(x: tuple[float, ...], end: float, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(places,) from the first of x to below the end; (DRAWS / 2, places) deviations of unit size at them; (DRAWS / 2,
     points) standard normal errors. number: of the size, which has its own draws."""
     points = np.array(x)
-    count = max(1, round((x[-1] - x[0]) * FINE)) + 1
-    places = np.union1d(np.linspace(x[0], x[-1], count), points)
+    fine = np.arange(x[0], end, 1 / FINE)
+    places = np.union1d(fine[np.abs(fine[:, None] - points).min(axis=1) > 1e-6], points)
     values, vectors = np.linalg.eigh(covariances(places - x[0], places - x[0]))
     rng = np.random.default_rng([number, len(x)])
     deviations = rng.standard_normal((DRAWS // 2, len(places))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
@@ -197,13 +201,16 @@ def _prior(x: tuple[float, ...], number: int) -> tuple[np.ndarray, np.ndarray, n
 @dataclasses.dataclass(frozen=True, eq=False)
 class Posterior:
     """The curve of one size. places: (places,), log2 learning rates, rising. mean: (places,), its log loss. draws:
-    (draws, places). bowl: the number of places up to the cliff; beyond it the curve is the line between grid points.
-    freedom: degrees of freedom of the error; 0 if nothing is known of it."""
+    (draws, places). bowl: the number of places up to the last rate below the cliff; beyond it the curve is the line
+    between grid points. stars, least: (draws,), log2 of the best learning rate of each draw and its log loss, which may
+    lie between that last rate and the cliff. freedom: degrees of freedom of the error; 0 if nothing is known of it."""
 
     places: np.ndarray
     mean: np.ndarray
     draws: np.ndarray
     bowl: int
+    stars: np.ndarray
+    least: np.ndarray
     freedom: float
 
     @functools.cached_property
@@ -217,11 +224,6 @@ class Posterior:
             np.vander(places[i - 1 : i + 2] - places[i], 3, True), mean[i - 1 : i + 2]
         )
         return float(places[i] - slope / curvature / 2 if curvature > 0 else places[i])
-
-    @functools.cached_property
-    def stars(self) -> np.ndarray:
-        """(draws,), log2 of the best learning rate of each draw."""
-        return np.asarray(self.places[np.argmin(self.draws[:, : self.bowl], axis=1)])
 
     def covers(self, at: float) -> bool:
         """Whether the curve is known at a log2 rate."""
@@ -265,8 +267,8 @@ def posteriors(curves: Sequence[Curve]) -> list[Posterior | None]:
     prior = np.log(kinds)[:, None] - 0.5 * (SHAPES / spread)[:, None] ** 2 - np.log1p((ROUGHNESS / SMOOTH) ** 2)
     log = sum((of_bowl.likelihoods() for of_bowl in bowls), prior)
     chance = np.exp(log - log.max())
-    likely = [(int(shape), int(rough)) for shape, rough in np.argwhere(chance > LEAST_CHANCE)]
-    chances = np.array([chance[pair] for pair in likely])
+    likely = np.argwhere(chance > LEAST_CHANCE)
+    chances = chance[*likely.T]
     ends = np.round(np.cumsum(chances / chances.sum()) * (DRAWS // 2)).astype(int)
     result: list[Posterior | None] = [None] * len(curves)
     for i, of_bowl, noise in zip(number, bowls, of_size, strict=True):
@@ -274,12 +276,12 @@ def posteriors(curves: Sequence[Curve]) -> list[Posterior | None]:
     return result
 
 
-def _drawn(
-    of_bowl: _Bowl, noise: Noise, curve: Curve, number: int, likely: Sequence[tuple[int, int]], ends: np.ndarray
-) -> Posterior:
-    """The posterior of one size. ends: (likely,), the first draws that no longer belong to each shape and roughness."""
-    points = of_bowl.points
-    places, deviations, errors = _prior(tuple(points.x.tolist()), number)
+def _drawn(of_bowl: _Bowl, noise: Noise, curve: Curve, number: int, likely: np.ndarray, ends: np.ndarray) -> Posterior:
+    """The posterior of one size. likely: (likely, 2), as of `_Bowl.weights`. ends: (likely,), the first draws that no
+    longer belong to each shape and roughness."""
+    points, last = of_bowl.points, float(of_bowl.points.x[-1])
+    cliff = float(min(curve.x[curve.x > last + 1e-9], default=last))
+    places, deviations, errors = _prior(tuple(points.x.tolist()), cliff, number)
     at = np.searchsorted(places, points.x - 1e-9)
     rng = np.random.default_rng(number)
     # Few seeds do not tell the variance: Student's t.
@@ -288,18 +290,24 @@ def _drawn(
     )
     errors = errors * np.sqrt(of_bowl.variance) * stretch[:, None]
     centres, offs, start = np.empty_like(deviations), np.empty_like(deviations), 0
-    for (shape, roughness), end in zip(likely, ends.tolist(), strict=True):
-        if end > start:
-            weights, rows = of_bowl.weights(shape, roughness, places), slice(start, end)
-            deviation = of_bowl.deviations[shape, roughness] * deviations[rows]
-            centres[rows] = weights @ points.mean
-            offs[rows] = deviation - (deviation[:, at] + errors[rows]) @ weights.T
+    scales = of_bowl.deviations[*likely.T]
+    for weights, scale, end in zip(of_bowl.weights(likely, places), scales, ends.tolist(), strict=True):
+        rows = slice(start, end)
+        deviation = scale * deviations[rows]
+        centres[rows] = weights @ points.mean
+        offs[rows] = deviation - (deviation[:, at] + errors[rows]) @ weights.T
         start = end
     draws = np.concatenate([centres + offs, centres - offs])
-    beyond = np.flatnonzero((curve.x > points.x[-1] + 1e-9) & curve.compared)
+    # Where the cliff lies, above the last rate that trains, is not known.
+    reached = np.where(places > last + 1e-9, places - last, 0.0) <= (cliff - last) * rng.random((DRAWS, 1))
+    stars = np.argmin(np.where(reached, draws, np.inf), axis=1)
+    least, bowl = draws[np.arange(DRAWS), stars], int(np.sum(places <= last + 1e-9))
+    stars, places, draws = places[stars], places[:bowl], draws[:, :bowl]
+    beyond = np.flatnonzero((curve.x > last + 1e-9) & curve.compared)
     if len(beyond):
         lone = np.sqrt(noise.variance / (~np.isnan(curve.log[beyond])).sum(axis=1)) * stretch[:, None]
         off = lone * rng.standard_normal((DRAWS // 2, len(beyond)))
         wall = np.concatenate([curve.mean[beyond] + off, curve.mean[beyond] - off])
         draws = np.concatenate([draws, wall], axis=1)
-    return Posterior(np.append(places, curve.x[beyond]), draws.mean(axis=0), draws, len(places), noise.freedom)
+    places = np.append(places, curve.x[beyond])
+    return Posterior(places, draws.mean(axis=0), draws, bowl, stars, least, noise.freedom)

@@ -184,9 +184,8 @@ class Tuned:
     def loss(self, size: Size, at: float | None = None) -> Difference:
         """The loss of the value above the best at a size; at: of another one, which is no optimum and has no error."""
         curve = size.known()
-        best = curve.draws[:, : curve.bowl].min(axis=1)
         value = max(0.0, curve.value(self.at if at is None else at) - curve.value(curve.star))
-        return Difference(value, curve.values(self.drawn if at is None else at) - best)
+        return Difference(value, curve.values(self.drawn if at is None else at) - curve.least)
 
     def allowed(self, size: Size) -> float:
         """What the margin allows at a size, in log loss: a number, as it is printed, without an error."""
