@@ -286,6 +286,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         # loss | last_loss | mean_loss | validation_loss | accuracy | validation_accuracy; last_loss: of the last tenth
         # of the steps; mean_loss: of all steps
         judge_by="loss",
+        margin="1 octave",  # 0.5%: of the loss; what a value may cost that transfers (docs/laws.md)
         calibrate=True,  # the report predicts learning rates by a gradient and a jvp at each depth too
         # updates | sharpness | kernels | noise_scale; measured of trials trained from now on (docs/sweeps.md)
         measure=(),

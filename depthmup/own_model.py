@@ -474,6 +474,7 @@ class Setup:
             evaluate: held-out batches, arrays or an iterable; the sweep is then judged by their loss;
             seeds (3), until ("planned", or "decided": more seeds and rates where verdicts need them), max_seeds (24);
             judge_by ("last_loss": of the last tenth of the steps; "mean_loss", "validation_loss");
+            margin: what a value may cost that transfers, in octaves (1.0) or percent of the loss ("0.5%");
             chance: the loss of a model that has learned nothing; None: that of the first batch;
             schedule ("constant", "linear", "cosine"), warmup (steps), clip (largest norm of the gradient);
             batch_size: several are an axis, as several steps are, the base first; fixed ("examples", or "steps");

@@ -218,6 +218,7 @@ class SweepSettings:
     max_seeds: int = key(24, "seeds are doubled up to this until verdicts are decided", low=1)
     axes: str = key("", 'more axes, any key: "parameterization.gamma0 = log(0.1, 10, 5); model.norm = none, layer"')
     judge_by: Judged = key("loss", "last_loss: of the last tenth of the steps; mean_loss: of all steps")
+    margin: str = key("1 octave", "0.5%: of the loss; what a value may cost that transfers (docs/laws.md)")
     calibrate: bool = key(True, "the report predicts learning rates by a gradient and a jvp at each depth too")
     measure: tuple[Quantity, ...] = key((), "measured of trials trained from now on (docs/sweeps.md)")
     measure_points: int = key(5, "how often while a trial trains, from its start to its end", low=1)

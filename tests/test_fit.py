@@ -489,7 +489,10 @@ def test_a_margin_in_percent():
     verdicts = [fit.transfer(rows, cap=CAP, margin=margin).verdict for margin in ("1%", "6%")]
     assert verdicts == ["does not transfer", "transfers"]
     assert fit.transfer(rows, cap=CAP, margin="6%").reason.endswith("margin 6%")
-    for wrong in ("6", "6 %x", "-1%", 0.0):
+    octave = fit.transfer(rows, cap=CAP)
+    assert fit.transfer(rows, cap=CAP, margin="1 octave").reason == octave.reason
+    assert fit.transfer(rows, cap=CAP, margin="0.5 octaves").margin == 0.5
+    for wrong in ("6", "6 %x", "-1%", "nan octaves", 0.0):
         with pytest.raises(ValueError, match="margin"):
             fit.transfer(rows, margin=wrong)
     steps = [

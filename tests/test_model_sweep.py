@@ -248,6 +248,9 @@ def test_a_sweep_goes_on_and_refuses_another_one(whole):
     m, result, options, workdir = whole
     again = m.sweep(loss, batches, **options, workdir=workdir, progress=False)
     assert again.rows.equals(result.rows)
+    wider = m.sweep(loss, batches, **options, margin="50%", workdir=workdir, progress=False)  # trains nothing
+    assert {curve.result.margin for curve in wider.curves} == {"50%"}
+    assert wider.rows.equals(result.rows)
 
     def doubled(logits, targets):
         return 2 * loss(logits, targets)

@@ -454,6 +454,7 @@ def shared(devices, **overrides):
 @pytest.mark.parametrize(
     ("overrides", "options", "message"),
     [
+        ({"sweep__margin": "2"}, {}, 'sweep.margin must be a number of octaves, such as 1.0 or "1 octave"'),
         ({"sweep__max_trials": 100}, {}, "216 trials, more than sweep.max_trials = 100: leave out values of an axis"),
         ({}, {"shard": (2, 2)}, "shard 2/2 is out of range: give i/n with i from 0"),
         ({}, {"shard": (0, 0)}, "shard 0/0 is out of range"),

@@ -81,6 +81,15 @@ def test_a_decided_sweep_adds_nothing():
     assert decide(trials(chosen), {t.key: planted(t, drifts) for t in trials(chosen)}, chosen).undecided
 
 
+def test_the_margin_decides():
+    """What a value may cost is a setting of the sweep: with 90% of the loss no verdict is open."""
+    rows = {t.key: planted(t, drifts) for t in trials(study())}
+    verdicts = [
+        len(decide(trials(study()), rows, study(sweep__margin=margin)).undecided) for margin in ("1 octave", "90%")
+    ]
+    assert verdicts == [1, 0]
+
+
 def test_seeds_follow_where_a_verdict_needs_them():
     """By stages, around the rates in question, at the size in question and the smallest; not where all is decided."""
     chosen = study()

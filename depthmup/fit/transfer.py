@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -145,7 +146,7 @@ def transfer(
       hyperparameter: the column whose optimum is followed; its values are positive. "Learning rate" below means it.
       measure: the column to minimize; if its name ends in "accuracy", the error 1 - accuracy is minimized.
       margin: what the value may cost: as much as one that is so many octaves (factors of 2) below the best, or a share
-        of the loss such as "0.5%" (`worth` says which share some percent of the steps are worth).
+        of the loss such as "0.5%"; "1 octave" is 1.0 (`worth` says which share some percent of the steps are worth).
       looks: at how many times in all a verdict is asked for while seeds are added; errors are corrected for them.
 
     The question of the verdict: is the value that is printed, the one that is best at the smallest size, as good at a
@@ -190,7 +191,7 @@ def transfer(
         values=list(curves),
         **answers,
         reason="",
-        margin=margin,
+        margin=margin if allowed.octaves is None else allowed.octaves,
         optimal_lr=[o.learning_rate for o in optima],
         optima=optima,
         drift=fitted_drift(list(curves), optima, seeds),
@@ -211,15 +212,17 @@ def margin_of(margin: float | str) -> Margin:
     if not isinstance(margin, str):
         POSITIVE.check("margin", margin)
         return Margin(float(margin))
+    words = re.fullmatch(r"\s*(\S+?)\s*(%|octaves?)\s*", margin)
     try:
-        share = float(margin.removesuffix("%")) / 100
+        value = float(words[1]) if words else math.nan
     except ValueError:
-        share = math.nan
-    if not margin.endswith("%") or not 0 < share < math.inf:
+        value = math.nan
+    if not words or not 0 < value < math.inf:
         raise ValueError(
-            f'margin must be a number of octaves, such as 1.0, or percent of the loss, such as "0.5%", got {margin!r}'
+            'margin must be a number of octaves, such as 1.0 or "1 octave", or percent of the loss, such as "0.5%", '
+            f"got {margin!r}"
         )
-    return Margin(None, share)
+    return Margin(None, value / 100) if words[2] == "%" else Margin(value)
 
 
 def worth(over_steps: Transfer, share: float) -> str:

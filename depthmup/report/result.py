@@ -11,6 +11,7 @@ import pandas
 from markupsafe import escape
 from matplotlib.figure import Figure
 
+from depthmup.fit import MARGIN
 from depthmup.names import unknown
 from depthmup.report import figures, page, words
 from depthmup.report.curves import grouped_by, judge
@@ -86,7 +87,9 @@ class SweepResult:
         return f"<pre>{escape(str(self))}</pre>{image}"
 
 
-def of_table(table: pandas.DataFrame, measure: str = "loss", chance: float | None = None) -> SweepResult:
+def of_table(
+    table: pandas.DataFrame, measure: str = "loss", chance: float | None = None, margin: float | str = MARGIN
+) -> SweepResult:
     """Verdicts, pictures and report of trials that were trained anywhere: a table with a row for each.
 
     Args:
@@ -97,8 +100,9 @@ def of_table(table: pandas.DataFrame, measure: str = "loss", chance: float | Non
         columns of words tell variants apart.
       measure: the column that is minimized, or an accuracy, which is maximized.
       chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.
+      margin: what a value may cost that transfers, in octaves or percent of the loss (`fit.transfer`).
 
     Raises ValueError for columns or values that cannot be judged (`fit.transfer`).
     """
-    study = TableStudy.of(table, measure, chance)
+    study = TableStudy.of(table, measure, chance, margin)
     return SweepResult(study.rows, judge(study.rows, study), study)

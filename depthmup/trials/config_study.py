@@ -122,6 +122,8 @@ class ConfigStudy(Study):
         new = [key for key in ("batch_sizes", "epochs") if not sweep[key]]
         if self.sweep.until == "planned":
             new += ["until", "max_seeds"]
+        if self.sweep.margin == SweepSettings.margin:
+            new.append("margin")
         sweep = {key: value for key, value in sweep.items() if key not in new}  # as sweeps have it that are older
         return {"schema": SCHEMA, **fixed, "axes": sorted(swept), "sweep": sweep}
 

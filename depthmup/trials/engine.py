@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from depthmup.fit.transfer import margin_of
 from depthmup.interrupt import GOES_ON
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError
 from depthmup.train.devices import check_sets
@@ -116,6 +117,10 @@ def checked(study: Study, shard: tuple[int, int] = (0, 1), yes: bool = False) ->
         raise SettingsError("sweep.adaptive goes by results, so that it has no parts: leave --shard out")
     if sweep.adaptive and not has_grid(study):
         raise SettingsError(f"sweep.adaptive needs the grids of sweep.log2_learning_rates: leave {LEARNING_RATE} out")
+    try:
+        margin_of(sweep.margin)
+    except ValueError as error:
+        raise SettingsError(f"sweep.{error}") from error
     planned = count(study)
     if planned > sweep.max_trials and not yes:
         raise SettingsError(

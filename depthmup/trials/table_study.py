@@ -38,7 +38,7 @@ class TableStudy(Study):
     trainable = False
 
     @classmethod
-    def of(cls, table: pandas.DataFrame, measure: str, chance: float | None) -> TableStudy:
+    def of(cls, table: pandas.DataFrame, measure: str, chance: float | None, margin: float | str) -> TableStudy:
         missing = [name for name in ("learning_rate", measure) if name not in table]
         if not any(size in table for size in (*SIZES, *RUN)):
             missing.append("depth (or width, batch_size, steps)")
@@ -74,6 +74,7 @@ class TableStudy(Study):
             depths=tuple(along["depth"]),  # type: ignore[arg-type]
             widths=tuple(along["width"]),  # type: ignore[arg-type]
             judge_by=cast(Judged, measure),  # any column of the table
+            margin=margin if isinstance(margin, str) else f"{margin:g} octaves",
             calibrate=False,
         )
         axes = [Axis(name, tuple(dict.fromkeys(rows[name])), False) for name in words]

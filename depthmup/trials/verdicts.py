@@ -119,7 +119,7 @@ def looks(study: Study) -> int:
 
 def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[TransferCurve]:
     """The verdict of every curve along every axis of sizes."""
-    measure, asked = study.sweep.judge_by, looks(study)
+    measure, margin, asked = study.sweep.judge_by, study.sweep.margin, looks(study)
     for axis, values in sizes(study):
         for key in followed(study):
             for names, trials in variants(rows, study, key):
@@ -133,7 +133,7 @@ def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[TransferCurve]:
                 records = trials.to_dict("records")
                 chance, chance_loss = study.chance(measure, records), study.chance("loss", records)
                 cap = chance if math.isfinite(chance) else None
-                result = transfer(table, axis, cap, hyperparameter=name, measure=measure, looks=asked)
+                result = transfer(table, axis, cap, hyperparameter=name, measure=measure, margin=margin, looks=asked)
                 yield TransferCurve(*names, axis, name, measure, trials, result, chance, chance_loss)
 
 
