@@ -132,7 +132,8 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "scaling_rules": lambda _: scaling.table(),
     "scaling_decays": lambda _: scaling.decays(),
     "predictions": lambda _: predictions.table(),
-    "jump": lambda _: jump.table(jump.JUMPS["batch"]),
+    "jump_steps": lambda _: jump.table(jump.JUMPS["steps"]),
+    "jump_batch": lambda _: jump.table(jump.JUMPS["batch"]),
 }
 
 

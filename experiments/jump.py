@@ -93,6 +93,10 @@ class Jump(NamedTuple):
     def path(self) -> Path:
         return RESULTS / self.rows
 
+    def factor(self, rule: RuleName) -> float:
+        """By how much a rule of batch and steps multiplies the tuned learning rate."""
+        return Run(*self.large[2:], *self.small[2:], rule).factors("adam")["learning_rate"]
+
 
 CASES: dict[str, tuple[Name, RuleName]] = {
     "sp": ("sp", "none"),
@@ -129,8 +133,7 @@ def train(jump: Jump, case: str) -> pandas.DataFrame:
 def curves(jump: Jump, rule: RuleName = "none") -> dict[str, Transfer]:
     """{case: what its committed rows say}, at the learning rates that this rule of batch and steps carries over."""
     rows = pandas.read_parquet(jump.path)
-    factor = Run(*jump.large[2:], *jump.small[2:], rule).factors("adam")["learning_rate"]
-    carried = rows["learning_rate"] / np.where(rows["width"] == jump.large[0], factor, 1.0)
+    carried = rows["learning_rate"] / np.where(rows["width"] == jump.large[0], jump.factor(rule), 1.0)
     judged = judge(rows.assign(learning_rate=carried), chance=CHANCE)
     return {c.parameterization: c.result for c in judged.curves}
 
@@ -160,24 +163,33 @@ def table(jump: Jump) -> str:
 
 
 def draw() -> None:
-    """README's picture: for each parameterization the loss against the learning rate, small and large."""
+    """README's picture, of "steps", and that of docs/batch.md, of "batch": for each parameterization the loss against
+    the learning rate, small and large."""
+    save(IMAGES, {f"jump_{name}": picture(jump) for name, jump in JUMPS.items()})
+
+
+def picture(jump: Jump) -> Figure:
     figure = Figure(figsize=(figures.WIDTH, 6.2), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True, subplot_kw={"xscale": "log", "yscale": "log"})
-    of_case = curves(JUMPS["batch"])
-    for panel, (case, result) in zip(panels.flat, ((case, of_case[case]) for case in CASES), strict=True):
+    of_rule = {rule: curves(jump, rule) for rule in jump.rules}
+    for panel, (case, result) in zip(panels.flat, ((case, of_rule["none"][case]) for case in CASES), strict=True):
         lines = zip(("small", "large"), result.learning_rates, result.optima, strict=True)
         for i, ((name, rates, best), color) in enumerate(zip(lines, size_colors(2), strict=True)):
             paint(panel, loss_marks(rates, result.log_losses(i), best), color, name)
-        if result.tuned:
-            panel.axvline(result.tuned, color="gray", ls="--", lw=1, label="tuned rate")
-        cost = result.costs[-1]
-        panel.set_title(f"{case}\nthe tuned rate {f'costs {cost}' if cost else 'diverges'}", fontsize=10)
+        title = [case]
+        for rule, style in zip(jump.rules, ("--", ":"), strict=False):
+            cost, name = of_rule[rule][case].costs[-1], "the tuned rate" if rule == "none" else f"by {rule} it"
+            title.append(f"{name} {f'costs {cost}' if cost else 'diverges'}")
+            if result.tuned:
+                label = "tuned rate" if rule == "none" else f"by {rule}"
+                panel.axvline(result.tuned * jump.factor(rule), color="gray", ls=style, lw=1, label=label)
+        panel.set_title("\n".join(title), fontsize=10)
     plain_log(panels[0, 0].xaxis)
     plain_log(panels[0, 0].yaxis)
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     figure.supxlabel("learning rate")
     figure.supylabel("training loss")
-    save(IMAGES, {"jump": figure})
+    return figure
 
 
 def main() -> None:

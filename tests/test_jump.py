@@ -66,7 +66,8 @@ def test_a_rule_of_steps_carries_the_rate(tmp_path):
     assert cost["completep + token_horizon"] == pytest.approx(0.41, abs=0.06)
     assert lines["mup"][5] == "undecided" or lines["mup"][5] == "does not"
     jump.draw()
-    assert (tmp_path / "jump.png").stat().st_size > 10_000
+    for name in jump.JUMPS:
+        assert (tmp_path / f"jump_{name}.png").stat().st_size > 10_000
 
 
 def test_the_averages_in_batch(monkeypatch):

@@ -1,6 +1,6 @@
 """More trainings for single curves that the sweeps left undecided: the seeds and values that their rows asked for.
 
-    python -m experiments.paper_a --data=DIR 1 4 3 2
+    python -m experiments.paper_a --data=DIR 4 3 2
 
 Which curves, and how many seeds, was fixed before the first of these trainings. Nothing is stopped by what comes out,
 and nothing is trained again. Seeds are a few more than the undecided verdict asked for, with errors corrected for
@@ -11,15 +11,13 @@ fig. 4, momentum                               25 seeds          28 at depth 12
 fig. 4, weight decay                           a lower decay     two more factors of 4, all depths, 3 seeds
 fig. 3, ViT unscaled, without norm             14 seeds          16 at depths 2 and 4
 fig. 2, mup, batch norm, beta0 1/16            20 seeds          24 at depths 1, 4 and 8
-fig. 1, mup and depth_mup over width           6 and 4 seeds     8 at widths 32 and 256, 2^-4 to 2^-2
 
 All are judged as before, by `fit.transfer` on all rows of the curve. They are trained in this order, which is that of
 the cost, as far as time allows. The lower decays are expected to leave the row undecided: a single epoch has the lowest
 loss without a penalty.
 
 So far: momentum has its 28 seeds at 1 - momentum .25, .125 and .0625, where time ran out before anyone had looked at
-the verdict, and not at .031 and .016. It transfers. Figure 1's curves over width had been decided until the verdict
-changed: the last line was added then, with their rows known.
+the verdict, and not at .031 and .016. It transfers. The other three curves have none of these trainings.
 
 Cost: at most 84 s for a training of momentum at depth 12 (one core, beside other work), about 30 s for a ViT of 4.
 """
@@ -29,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.paper_a import fig1, fig2, fig3, fig4
+from experiments.paper_a import fig2, fig3, fig4
 
 
 def _only(config: Any, **sweep: Any) -> Any:
@@ -63,14 +61,7 @@ def small_branches(depth: int, low: float, high: float) -> Any:
     return _only(config, depths=(depth,), parameterizations=("mup",), seeds=24)
 
 
-def ends_of_width() -> Any:
-    config = fig1.simple_resnet()
-    config.sweep.log2_learning_rates.sgd = (-4.0, -2.0)
-    return _only(config, depths=(), widths=(32, 256), parameterizations=("mup", "depth_mup"), seeds=8)
-
-
 MORE: Mapping[str, Sequence[Callable[[], Any]]] = {
-    "simple_resnet": (ends_of_width,),
     "momentum": (momentum,),
     "weight_decay": (weight_decay,),
     "vit": (lambda: unscaled_vit(4, -5.0), lambda: unscaled_vit(2, -6.0)),
