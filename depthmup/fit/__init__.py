@@ -6,10 +6,12 @@ Paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.m
 from depthmup.fit.curve import capped, log_losses
 from depthmup.fit.drift import Drift
 from depthmup.fit.finite_size import Coefficient, EnsembleErrors, Estimate, FiniteSize, ensemble_errors, finite_size
+from depthmup.fit.law_rows import Prior
 from depthmup.fit.optimum import Edge, Optimum, optimum, settled
 from depthmup.fit.path_sum import chain_path_sum, minimal_depth, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
+from depthmup.fit.scaling_law import Prediction, ScalingLaw, scaling_law
 from depthmup.fit.transfer import MARGIN, Transfer, regret_at, transfer, worth
 from depthmup.fit.verdict import VERDICTS, Cost, Need, Risk, Verdict
 
@@ -27,8 +29,11 @@ __all__ = [
     "Need",
     "Optimum",
     "PowerLaw",
+    "Prediction",
+    "Prior",
     "Risk",
     "Rule",
+    "ScalingLaw",
     "Segment",
     "Transfer",
     "Verdict",
@@ -44,6 +49,7 @@ __all__ = [
     "power_law",
     "predictions",
     "regret_at",
+    "scaling_law",
     "segmented",
     "settled",
     "transfer",

@@ -1,0 +1,318 @@
+"""From a table of trainings to what `joint_fit` fits: curves, sizes in octaves, and the priors of the law's links."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from depthmup.fit.curve import Curve, checked
+from depthmup.fit.joint_fit import LN2, Links, Rows
+from depthmup.names import POSITIVE, floats, listed, short, unknown
+
+Axis = Literal["width", "depth", "parameters", "tokens", "steps", "batch_size"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+MODEL: tuple[Axis, ...] = ("width", "depth", "parameters")
+CONDITIONS = ("optimizer", "family", "parameterization", "schedule", "context_length", "data", "dataset")
+SMOOTHED = 5  # rates of a curve that is smoothed
+NEAR = 2.0  # octaves to either side of the best rate that show the curvature
+FREE = 3.0  # sd of an exponent without a prior
+
+# Exponents of the loss per octave, (mean, sd), of Chinchilla's law; parameters grow as width^2 x depth.
+LOSS = {"parameters": (-0.34, 0.12), "width": (-0.68, 0.3), "depth": (-0.34, 0.2), "data": (-0.28, 0.1)}
+
+
+class Prior(NamedTuple):
+    """What is known of the exponents of the best rate before the rows: {axis: (mean, sd)} for width, depth, batch_size
+    (at as many steps) and steps (at one batch size), or parameters in the place of width and depth. An axis that is
+    left out has a free exponent."""
+
+    exponents: Mapping[str, tuple[float, float]]
+
+    def of(self, axis: str) -> tuple[float, float]:
+        """The mean and sd of an exponent. Parameters grow with the cube of width and depth where both grow alike."""
+        if axis == "parameters" and axis not in self.exponents and {"width", "depth"} <= self.exponents.keys():
+            (width, sd), (depth, sd2) = self.exponents["width"], self.exponents["depth"]
+            return (width + depth) / 3, math.hypot(sd, sd2) / 3
+        return self.exponents.get(axis, (0.0, FREE))
+
+
+class Table(NamedTuple):
+    """Columns of trainings. columns: {name: (rows,)}. conditions: what all rows share, such as the optimizer."""
+
+    columns: dict[str, np.ndarray]
+    conditions: dict[str, Any]
+
+
+def read(table: Any) -> dict[str, list[Any]]:
+    """{column: values} of a DataFrame, a dict of columns, a list of rows, or the path of a CSV file."""
+    if isinstance(table, str | os.PathLike):
+        path = Path(table)
+        if not path.is_file():
+            raise ValueError(f"there is no table {str(path)!r}")
+        with path.open(newline="") as file:
+            rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
+        result = {name: [_parsed(row[name]) for row in rows] for name in (rows[0] if rows else ())}
+    elif isinstance(table, Mapping) or hasattr(table, "columns"):
+        names = list(table.columns) if hasattr(table, "columns") else list(table)
+        result = {str(name): list(table[name]) for name in names}
+    else:
+        rows = listed("table", table)
+        for row in rows:
+            if not hasattr(row, "keys"):
+                raise ValueError(f"a table must have rows {{column: value}}, or be a DataFrame, got {short(row)}")
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        result = {name: [row.get(name) for row in rows] for name in names}
+    lengths = {len(values) for values in result.values()}
+    if len(lengths) > 1:
+        raise ValueError(f"the columns of a table must be equally long, got {sorted(lengths)} rows")
+    if not lengths or lengths == {0}:
+        raise ValueError("the table is empty: there is no training to fit")
+    return result
+
+
+def _parsed(text: str) -> Any:
+    """A cell of a CSV file: a number, True or False, None for an empty cell, else its text."""
+    words = {"": None, "true": True, "false": False}
+    if text.strip().lower() in words:
+        return words[text.strip().lower()]
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def checked_table(
+    table: Any, hyperparameter: str, measure: str, sizes: Sequence[str] | None
+) -> tuple[Table, tuple[str, ...]]:
+    """The columns that the law needs, and its axes. Raises ValueError for what is missing or not possible."""
+    columns = read(table)
+    for name in (hyperparameter, measure):
+        if name not in columns:
+            raise ValueError(f"the table has no column {name!r} (it has {', '.join(map(str, columns))})")
+    axes = _axes(columns, sizes)
+    result = {name: POSITIVE.array(name, columns[name]) for name in (hyperparameter, *axes)}
+    result["rate"] = result.pop(hyperparameter)
+    flags = columns.get("diverged", [False] * len(result["rate"]))
+    if any(flag not in (None, False, True) for flag in flags):
+        raise ValueError(f"diverged must be True or False, got {short(flags)}")
+    result["diverged"] = np.array([bool(flag) for flag in flags])
+    loss = floats(measure, [math.nan if value is None else value for value in columns[measure]])
+    if measure.endswith("accuracy"):
+        loss = 1 - loss
+    if (loss[np.isfinite(loss)] < 0).any():
+        raise ValueError(f"{measure} must not be negative: the fit is of its logarithm")
+    if (~np.isfinite(loss) & ~result["diverged"]).any():
+        result["diverged"] = result["diverged"] | ~np.isfinite(loss)
+    result["loss"] = loss
+    result["seed"] = np.unique([str(s) for s in columns.get("seed", [0] * len(loss))], return_inverse=True)[1]
+    conditions = {}
+    for name in CONDITIONS:
+        if name in columns:
+            values = list(dict.fromkeys(columns[name]))
+            if len(values) > 1:
+                raise ValueError(f"the rows have {len(values)} values of {name}, {short(values)}: one law is of one")
+            conditions[name] = values[0]
+    return Table(result, conditions), axes
+
+
+def _axes(columns: Mapping[str, Any], sizes: Sequence[str] | None) -> tuple[str, ...]:
+    """The sizes of the law: `sizes`, or width and depth before parameters, and steps before tokens."""
+    if sizes is not None:
+        names = listed("sizes", sizes)
+        for name in names:
+            if name not in AXES:
+                raise unknown("size", name, AXES)
+            if name not in columns:
+                raise ValueError(f"the table has no column {name!r} (it has {', '.join(map(str, columns))})")
+        if {"steps", "tokens"} <= set(names):
+            raise ValueError("sizes must have steps or tokens, not both: tokens are steps times batch size")
+        if "parameters" in names and {"width", "depth"} & set(names):
+            raise ValueError("sizes must have width and depth, or parameters, not both")
+    else:
+        names = [name for name in AXES if name in columns]
+        if {"width", "depth"} & set(names):
+            names = [name for name in names if name != "parameters"]
+        if "steps" in names:
+            names = [name for name in names if name != "tokens"]
+    if not names:
+        raise ValueError(f"the table has no column of a size (one of {', '.join(AXES)})")
+    return tuple(name for name in AXES if name in names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinates:
+    """Where trainings lie, in octaves from the middle of the rows. axes: the law's sizes. middle: log2 of each."""
+
+    axes: tuple[str, ...]
+    middle: Mapping[str, float]
+
+    def octaves(self, sizes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {axis: np.log2(sizes[axis]) - self.middle[axis] for axis in self.axes}
+
+    @property
+    def model(self) -> tuple[str, ...]:
+        return tuple(axis for axis in self.axes if axis in MODEL)
+
+    @property
+    def batched(self) -> bool:
+        return "batch_size" in self.axes
+
+    @property
+    def timed(self) -> bool:
+        return bool({"steps", "tokens"} & set(self.axes))
+
+    def design(self, sizes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """{column: (rows,)}: 1, the model's sizes, data, batch size and steps; data = batch size x steps."""
+        x = self.octaves(sizes)
+        zero = np.zeros(len(next(iter(x.values()))))
+        batch = x.get("batch_size", zero)
+        steps = x["steps"] if "steps" in x else x["tokens"] - batch if "tokens" in x else zero
+        columns = {"1": zero + 1, "data": batch + steps, "batch_size": batch, "steps": steps}
+        return {**columns, **{axis: x[axis] for axis in self.model}}
+
+    def places(self, design: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(rows, axes) for kernels; the batch size is the last."""
+        return np.column_stack([*(design[axis] for axis in self.model), design["data"], design["batch_size"]])
+
+
+class Gathered(NamedTuple):
+    """Rows of the fit, and what the curves say of the priors of intercepts."""
+
+    rows: Rows
+    coordinates: Coordinates
+    noise: float  # scatter of one training's log loss
+    best: float  # log2 of the median best rate
+    lowest: float  # the median of the best log losses
+    curvature: float  # logarithm of the median curvature
+    sizes: dict[str, np.ndarray]  # (curves,), log2 of each size
+
+    @property
+    def curves(self) -> int:
+        return len(self.rows.sizes)
+
+
+def gathered(table: Table, axes: tuple[str, ...]) -> Gathered:
+    """The curves of a table as rows: means over seeds at each rate, without trainings that failed by chance. Rates
+    beyond the cliff say that they are too high."""
+    columns = table.columns
+    sizes = np.column_stack([columns[axis] for axis in axes])
+    groups, number = np.unique(sizes, axis=0, return_inverse=True)
+    group, rate, loss, count, high = [], [], [], [], []
+    scatters, bests, lowest, curvatures = [], [], [], []
+    for g, of_group in enumerate(
+        np.split(np.argsort(number.ravel(), kind="stable"), np.cumsum(np.bincount(number.ravel()))[:-1])
+    ):
+        curve = _curve({name: values[of_group] for name, values in columns.items()}, axes, groups[g])
+        used = np.arange(len(curve.x))[curve.trains & curve.compared] if curve.best is not None else np.zeros(0, int)
+        if len(used) >= SMOOTHED:
+            smooth = curve.smooth()
+            used = np.flatnonzero(np.isin(curve.x, smooth.x))
+            scatters.append(smooth.scatter * math.sqrt(np.median(smooth.counts)))
+        mean = curve.mean
+        counts = (~np.isnan(curve.kept)).sum(axis=1)
+        beyond = [i for i in range(len(curve.x)) if len(used) == 0 or i > used[-1]]
+        for i in (*used, *beyond[:1]):
+            group.append(g)
+            rate.append(curve.x[i])
+            loss.append(mean[i] if i in used else 0.0)
+            count.append(max(counts[i], 1))
+            high.append(i not in used)
+        if curve.best is not None:
+            bests.append(curve.x[curve.best])
+            lowest.append(mean[curve.best])
+            near = used[np.abs(curve.x[used] - curve.x[curve.best]) <= NEAR]
+            if len(near) >= 3:
+                curvatures.append(2 * np.polyfit(curve.x[near] - curve.x[curve.best], mean[near], 2)[0])
+    if not lowest:
+        raise ValueError("no training converged: every row has diverged")
+    good = [value for value in curvatures if value > 0]
+    if not good:
+        raise ValueError("no curve has three rates around a best one: more rates at each size would show the curvature")
+    middle = {axis: float(np.log2(groups[:, i]).mean()) for i, axis in enumerate(axes)}
+    coordinates = Coordinates(axes, middle)
+    design = coordinates.design({axis: groups[:, i] for i, axis in enumerate(axes)})
+    finite = [value for value in scatters if value > 0]
+    rows = Rows(
+        coordinates.places(design),
+        design,
+        np.array(group),
+        np.array(rate),
+        np.array(loss),
+        np.array(count, float),
+        np.array(high),
+    )
+    return Gathered(
+        rows,
+        coordinates,
+        float(np.median(finite)) if finite else 0.003,
+        float(np.median(bests)),
+        float(np.median(lowest)),
+        math.log(float(np.median(good))),
+        {axis: np.log2(groups[:, i]) for i, axis in enumerate(axes)},
+    )
+
+
+def _curve(columns: Mapping[str, np.ndarray], axes: Sequence[str], sizes: np.ndarray) -> Curve:
+    rates, seeds = np.unique(columns["rate"]), np.unique(columns["seed"])
+    shape = (len(rates), len(seeds))
+    losses, diverged, trained = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
+    at = np.searchsorted(rates, columns["rate"]), np.searchsorted(seeds, columns["seed"])
+    trained[at] = True
+    if trained.sum() < len(columns["rate"]):
+        words = ", ".join(f"{axis} {size:g}" for axis, size in zip(axes, sizes, strict=True))
+        raise ValueError(f"two rows have the same rate and seed at {words}: give them a column 'seed'")
+    losses[at], diverged[at] = columns["loss"], columns["diverged"]
+    return checked(rates, losses, None, diverged & trained, trained)
+
+
+def links(of: Gathered, prior: Prior, bend: bool) -> Links:
+    """The priors of the law's coefficients, {link: {column: (mean, sd)}}. bend: whether the optimum bends above a
+    critical batch size."""
+    coordinates = of.coordinates
+    model = coordinates.model
+    has_data = coordinates.batched or coordinates.timed
+    both = coordinates.batched and coordinates.timed
+
+    def plane(
+        mean: float, sd: float, slope: float, data: tuple[float, float] | None = None, batch: bool = True
+    ) -> dict[str, tuple[float, float]]:
+        """A link that may change with every size, by `slope` an octave."""
+        result = {"1": (mean, sd), **dict.fromkeys(model, (0.0, slope))}
+        if has_data:
+            result["data"] = data or (0.0, slope)
+        if both and batch:
+            result["batch_size"] = (0.0, slope)
+        return result
+
+    result: dict[str, dict[str, tuple[float, float]]] = {"floor": {"1": (of.lowest - 0.37, 0.3)}}
+    if model:
+        loss = {axis: (LOSS[axis][0] * LN2, LOSS[axis][1] * LN2) for axis in model}
+        result["size"] = {"1": (of.lowest - 1.5, 0.6), **loss}
+    if has_data:
+        result["data"] = {"1": (of.lowest - 1.5, 0.6), "data": (LOSS["data"][0] * LN2, LOSS["data"][1] * LN2)}
+    optimum = {"1": (of.best, 2.0), **{axis: prior.of(axis) for axis in model}}
+    if coordinates.batched:
+        optimum["batch_size"] = prior.of("batch_size")
+    if coordinates.timed:
+        optimum["steps"] = prior.of("steps")
+    result["optimum"] = optimum
+    result["curvature"] = plane(of.curvature, 1.0, 0.3)
+    result["left"] = plane(-0.3, 0.5, 0.15)
+    result["right"] = plane(0.1, 0.5, 0.15)
+    if both:
+        result["best batch"] = plane(0.0, 1.0, 0.15, (0.5, 0.2), batch=False)
+        result["batch"] = plane(-5.5, 1.0, 0.3, batch=False)
+        result["small batch"] = result["large batch"] = {"1": (-0.22, 0.5)}
+    if bend:
+        result["bend"] = plane(0.0, 1.5, 0.2, (0.5, 0.3), batch=False)
+        result["slope"] = {"1": (0.75, 0.3)}
+        result["sharpness"] = {"1": (-0.7, 0.4)}
+        result["flatter"] = {"1": (0.0, 0.3)}
+    return result

@@ -1,0 +1,315 @@
+"""One law over all sizes: which value of a hyperparameter a large run wants, how sure that is, and what it may cost."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from depthmup.fit.joint_fit import FREEDOM, JointFit, mean_loss
+from depthmup.fit.law_rows import AXES, CONDITIONS, Gathered, Prior, checked_table, gathered, links, read
+from depthmup.names import POSITIVE, short, unknown
+
+BEND = 3.0  # nats of evidence that a bend needs
+QUANTILES = (0.025, 0.975)
+WIDE = 4.0  # octaves: an interval that is wider says hardly anything
+SAME_LINE = 0.02  # share of the sizes' spread off a line: with less, exponents cannot be told apart
+BELOW = 1e-6  # octaves by which a target may lie below the rows: rounding
+STEP = 1e-4  # octaves, of derivatives
+CHUNK = 200  # targets at a time
+PRIORS = Path(__file__).with_name("priors.toml")
+
+# Exponents of the best rate per doubling, (mean, sd), until the file of priors exists.
+RULES: dict[str, dict[str, dict[str, tuple[float, float]]]] = {
+    "width": {"any": {"adam": (-1.0, 0.5), "sgd": (0.0, 0.5)}, "mup": {"adam": (0.0, 0.3), "sgd": (0.0, 0.3)}},
+    "depth": {"any": {"adam": (-0.5, 0.5), "sgd": (0.0, 0.5)}, "depth_mup": {"adam": (0.0, 0.3), "sgd": (0.0, 0.3)}},
+    "batch_size": {"any": {"adam": (0.5, 0.3), "sgd": (0.5, 0.5)}},
+    "steps": {"any": {"adam": (-0.3, 0.3), "sgd": (-0.3, 0.5)}},
+}
+
+
+class Estimate(NamedTuple):
+    """A number with the ends of its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Losses(NamedTuple):
+    """Predicted losses of trainings, each (rows,), with 95% intervals."""
+
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Prediction(NamedTuple):
+    """What the law says of a target. Costs are shares of the loss: .01 is 1%.
+
+    learning_rate: the best value of the hyperparameter, whatever it is called; low, high: its 95% interval.
+    cost, worst_cost: the expected cost of using it, and the cost that it exceeds in 2.5% of the cases.
+    loss, loss_low, loss_high: of one training at that value, with its 95% interval.
+    outside: {axis: octaves above the largest size of the rows}, for axes on which the target lies outside.
+    shares: what the variance of log2 of the rate comes from: "prior" of the law's coefficients, "noise" of the rows,
+        "scatter" of the optima about the law, with the distance from the rows.
+    hyperparameter: its name. advice: what would narrow an interval that says hardly anything, else "".
+    """
+
+    learning_rate: float
+    low: float
+    high: float
+    cost: float
+    worst_cost: float
+    loss: float
+    loss_low: float
+    loss_high: float
+    outside: dict[str, float]
+    shares: dict[str, float]
+    hyperparameter: str = "learning_rate"
+    advice: str = ""
+
+    def __str__(self) -> str:
+        octaves = math.log2(self.high / self.low)
+        name = self.hyperparameter.replace("_", " ")
+        outside = ", ".join(f"{value:.1f} octaves in {axis}" for axis, value in self.outside.items())
+        shares = ", ".join(f"{100 * share:.0f}% {name}" for name, share in self.shares.items())
+        return "\n".join(
+            (
+                f"{name} {self.learning_rate:.3g} [{self.low:.3g}, {self.high:.3g}], 95%, {octaves:.1f} octaves wide",
+                f"it costs {100 * self.cost:.2g}% of the loss on average, at most {100 * self.worst_cost:.2g}% (97.5%)",
+                f"loss {self.loss:.4g} [{self.loss_low:.4g}, {self.loss_high:.4g}]",
+                f"outside the rows: {outside or 'no'}; its variance: {shares}"
+                + (f"; {self.advice}" if self.advice else ""),
+            )
+        )
+
+
+class ScalingLaw:
+    """The law of `scaling_law`.
+
+    axes: the sizes that it is in. bends: whether its optimum bends at a critical batch size. evidence: {"straight",
+    "bent"}: log evidence of each. together: axes whose exponents the rows cannot tell apart, since the sizes move
+    together. fixed: axes that have one size: the exponent there is the prior's. conditions: what all rows share, such
+    as the optimizer. notes: what a reader must know, in sentences.
+    """
+
+    def __init__(self, of: Gathered, fits: Mapping[str, JointFit], hyperparameter: str, conditions: Mapping[str, Any]):
+        self._of, self.hyperparameter, self.conditions = of, hyperparameter, dict(conditions)
+        self.axes = of.coordinates.axes
+        self.evidence = {name: fit.evidence for name, fit in fits.items()}
+        self.bends = "bent" in fits and self.evidence["bent"] - self.evidence["straight"] > BEND
+        self._fit = fits["bent" if self.bends else "straight"]
+        self.fixed = tuple(axis for axis in self.axes if np.ptp(of.sizes[axis]) == 0)
+        self.together = self._together()
+        self.notes = list[str]()
+        if self.fixed:
+            verb = "has" if len(self.fixed) == 1 else "have"
+            self.notes.append(f"{', '.join(self.fixed)} {verb} one value: the exponent is the prior's alone")
+        if self.together:
+            self.notes.append(f"{', '.join(self.together)} move together: their exponents cannot be told apart")
+
+    def _together(self) -> tuple[str, ...]:
+        varied = [axis for axis in self.axes if axis not in self.fixed]
+        x = np.column_stack([self._of.sizes[axis] for axis in varied])
+        x = x - x.mean(0)
+        spread, directions = np.linalg.svd(x / np.sqrt((x**2).sum(0)))[1:]
+        hidden = directions[np.append(spread, np.zeros(len(varied) - len(spread))) < SAME_LINE * spread[0]]
+        return tuple(axis for axis, loads in zip(varied, hidden.T, strict=True) if (np.abs(loads) > 0.1).any())
+
+    def __repr__(self) -> str:
+        exponents = ", ".join(
+            f"{axis} {e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}]" for axis, e in self.exponents.items()
+        )
+        return "; ".join([f"{self.hyperparameter} over {self._of.curves} curves: {exponents}", *self.notes])
+
+    @functools.cached_property
+    def exponents(self) -> dict[str, Estimate]:
+        """{axis: exponent of the best value over one size, the others kept}, in the middle of the rows."""
+        middle, result = self._of.coordinates.middle, dict[str, Estimate]()
+        for axis in self.axes:
+            ends = {a: 2 ** (middle[a] + np.array([-0.5, 0.5]) * (a == axis)) for a in self.axes}
+            drawn = self._drawn(ends, rough=False)
+            optimum = mean_loss(drawn.links, np.zeros(1), drawn.batch)[2]
+            slopes = optimum[:, 1] - optimum[:, 0]
+            result[axis] = Estimate(float(slopes.mean()), *map(float, np.quantile(slopes, QUANTILES)))
+        return result
+
+    def _drawn(self, sizes: Mapping[str, np.ndarray], rough: bool = True) -> _Drawn:
+        design = self._of.coordinates.design(sizes)
+        links = self._fit.links_at(self._of.coordinates.places(design), design, rough)
+        return _Drawn(
+            {name: link.drawn for name, link in links.items()},
+            {name: link.mode for name, link in links.items()},
+            design["batch_size"],
+        )
+
+    def at(self, **sizes: Any) -> Prediction:
+        """What the law says of a target, one number for each of its axes; an axis with one size may be left out.
+
+        The value is the median of what may be best there. Conditions, such as optimizer="adamw", may be named: they
+        must be those of the rows. Raises ValueError for a missing or unknown size, one that is not positive, one below
+        the rows', and for other conditions than the rows'.
+        """
+        target = self._target(sizes)
+        drawn = self._drawn(target)
+        optimum = mean_loss(drawn.links, np.zeros(1), drawn.batch)[2][:, 0]
+        low, rate, high = (float(q) for q in np.quantile(optimum, [QUANTILES[0], 0.5, QUANTILES[1]]))
+        costs = np.expm1(mean_loss(drawn.links, np.array([rate]), drawn.batch)[1][:, 0])
+        loss = self._losses(target, np.array([rate]))
+        outside = {
+            axis: float(beyond)
+            for axis in self.axes
+            if (beyond := np.log2(target[axis][0]) - self._of.sizes[axis].max()) > BELOW
+        }
+        parts = self._sources(target, drawn)
+        shares = {name: value / max(sum(parts), 1e-300) for name, value in parts._asdict().items()}
+        return Prediction(
+            learning_rate=2**rate,
+            low=2**low,
+            high=2**high,
+            cost=float(costs.mean()),
+            worst_cost=float(np.quantile(costs, QUANTILES[1])),
+            loss=float(loss.mean[0]),
+            loss_low=float(loss.low[0]),
+            loss_high=float(loss.high[0]),
+            outside=outside,
+            shares=shares,
+            hyperparameter=self.hyperparameter,
+            advice=self._advice(high - low, outside),
+        )
+
+    def _advice(self, octaves: float, outside: Mapping[str, float]) -> str:
+        if octaves <= WIDE:
+            return ""
+        fixed = [axis for axis in self.fixed if axis in outside] or list(outside)
+        more = f"train a second {fixed[0]}" if fixed and fixed[0] in self.fixed else "train more sizes"
+        return f"the interval is {octaves:.0f} octaves wide: {more}"
+
+    def _sources(self, target: Mapping[str, np.ndarray], drawn: _Drawn) -> Any:
+        """Parts of the variance of log2 of the best rate, by `JointFit.sources`."""
+        design = self._of.coordinates.design(target)
+
+        def optimum(link: str, change: float) -> float:
+            links = {**drawn.mode, link: drawn.mode[link] + change}
+            return float(mean_loss(links, np.zeros(1), drawn.batch)[2][0])
+
+        names: list[str] = [name for name in ("optimum", "bend", "slope", "sharpness") if name in drawn.mode]
+        slopes = {name: (optimum(name, STEP) - optimum(name, -STEP)) / (2 * STEP) for name in names}
+        return self._fit.sources(self._of.coordinates.places(design), design, slopes)
+
+    def _target(self, sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        result = dict[str, np.ndarray]()
+        for name, value in sizes.items():
+            if name in CONDITIONS:
+                if name not in self.conditions:
+                    raise ValueError(f"the rows have no column {name!r}: whether it is {value!r} is not known")
+                if self.conditions[name] != value:
+                    raise ValueError(f"the rows have {name} {self.conditions[name]!r}, the target has {value!r}")
+            elif name not in self.axes:
+                hint = f"; the rows have no {name}" if name in AXES else ""
+                raise unknown("size", name, self.axes, hint)
+            else:
+                POSITIVE.check(name, value)
+                result[name] = np.array([float(value)])
+        for axis in self.axes:
+            smallest = float(self._of.sizes[axis].min())
+            if axis in result and np.log2(result[axis][0]) < smallest - BELOW:
+                raise ValueError(f"{axis} {result[axis][0]:g} is below the rows', which begin at {2**smallest:g}")
+            if axis not in result and axis not in self.fixed:
+                raise ValueError(f"the target has no {axis}")
+            result.setdefault(axis, np.array([2**smallest]))
+        return {axis: result[axis] for axis in self.axes}
+
+    def loss(self, table: Any) -> Losses:
+        """The losses of single trainings of any size and rate, with 95% intervals. table: columns of the law's axes
+        and the hyperparameter, in any form that `scaling_law` takes."""
+        columns = read(table)
+        for name in (self.hyperparameter, *self.axes):
+            if name not in columns:
+                raise ValueError(f"the table has no column {name!r} (it has {', '.join(columns)})")
+        sizes = {axis: POSITIVE.array(axis, columns[axis]) for axis in self.axes}
+        rates = np.log2(POSITIVE.array(self.hyperparameter, columns[self.hyperparameter]))
+        parts = [
+            self._losses({axis: size[i : i + CHUNK] for axis, size in sizes.items()}, rates[i : i + CHUNK])
+            for i in range(0, len(rates), CHUNK)
+        ]
+        return Losses(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    def _losses(self, sizes: Mapping[str, np.ndarray], rates: np.ndarray) -> Losses:
+        drawn = self._drawn(sizes)
+        log, excess, optimum = mean_loss(drawn.links, rates, drawn.batch)
+        spread = self._fit.spread(excess, rates > optimum)
+        noise = np.random.default_rng(2).standard_t(FREEDOM, size=log.shape)
+        low, high = np.exp(np.quantile(log + spread * noise, QUANTILES, axis=0))
+        return Losses(np.exp(np.median(log, axis=0)), low, high)
+
+
+class _Drawn(NamedTuple):
+    """Links of targets: in draws, (draws, targets), and at the mode, (targets,); the batch size in octaves."""
+
+    links: dict[str, np.ndarray]
+    mode: dict[str, np.ndarray]
+    batch: np.ndarray
+
+
+def scaling_law(
+    table: Any,
+    *,
+    hyperparameter: str = "learning_rate",
+    measure: str = "loss",
+    prior: Literal["rules"] | Prior | None = "rules",
+    sizes: Sequence[str] | None = None,
+) -> ScalingLaw:
+    """The law of the best value of a hyperparameter, and of the loss, over all sizes, fitted to trainings.
+
+    Args:
+      table: trainings, as a DataFrame, a dict of columns, a list of rows or the path of a CSV file. Its columns are
+        some of the sizes width, depth (or parameters), steps (or tokens) and batch_size; `hyperparameter`, `measure`
+        and, where known, "seed" and "diverged". A training whose loss is not finite has diverged.
+      hyperparameter: the column whose best value is followed. "Rate" below means it.
+      measure: the column to minimize; if its name ends in "accuracy", the error 1 - accuracy is minimized.
+      prior: of the exponents. "rules": what published rules say for the rows' parameterization and family of
+        optimizer (columns of these names; by default no rule, and Adam). None: none.
+      sizes: the sizes of the law. None: all that the table has, width and depth before parameters, steps before tokens.
+
+    `joint_fit` has the law: one fit to all curves up to their cliffs. A rate that diverges, or lies beyond a cliff,
+    says that it is too high. The optimum bends at a critical batch size only where the evidence for a bend (Laplace's,
+    of the whole fit) exceeds that for none by more than BEND = 3 nats, a factor of 20; else it is straight.
+
+    Raises ValueError for a table with one size, without a column that is needed, with sizes or rates that are not
+    positive, with two values of a condition such as the optimizer, without a training that converged, or with two rows
+    for one training.
+    """
+    columns, axes = checked_table(table, hyperparameter, measure, sizes)
+    of = gathered(columns, axes)
+    if of.curves < 2:
+        words = ", ".join(f"{axis} {2 ** of.sizes[axis][0]:g}" for axis in axes)
+        raise ValueError(f"all rows have one size, {words}: a second value of {axes[0]} would show its exponent")
+    exponents = _prior(prior, columns.conditions)
+    fits = {"straight": JointFit(of.rows, links(of, exponents, bend=False), of.noise).fit()}
+    varied = {axis for axis in axes if np.ptp(of.sizes[axis]) > 0}
+    if "batch_size" in varied and varied & {"steps", "tokens"}:
+        fits["bent"] = JointFit(of.rows, links(of, exponents, bend=True), of.noise).fit(start=fits["straight"])
+    return ScalingLaw(of, fits, hyperparameter, columns.conditions)
+
+
+def _prior(prior: Any, conditions: Mapping[str, Any]) -> Prior:
+    if prior is None:
+        return Prior({})
+    if isinstance(prior, Prior):
+        return prior
+    if prior != "rules":
+        raise ValueError(f'prior must be "rules", None or a Prior, got {short(prior)}')
+    family = str(conditions.get("family") or conditions.get("optimizer") or "adam")
+    family = "sgd" if family in ("sgd", "momentum") else "adam"
+    parameterization = str(conditions.get("parameterization", "any"))
+    result = dict[str, tuple[float, float]]()
+    for axis, tables in RULES.items():
+        of_axis = tables.get(parameterization) or tables["any"]
+        result[axis] = of_axis[family]
+    return Prior(result)
