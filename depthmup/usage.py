@@ -16,12 +16,13 @@ HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort", "--helpfull", "-
 
 class Verb(NamedTuple):
     """does: what the verb does, in a line. more: what else a user must know. workdir: the meaning of --workdir; "" if
-    the verb does not use it."""
+    the verb does not use it. words: what follows the verb in the place of a config; "" for a verb of a config."""
 
     does: str
     more: str
     workdir: str
     example: str
+    words: str = ""
 
 
 VERBS = {
@@ -76,6 +77,15 @@ VERBS = {
         "It takes the settings from the workdirs. --config.data.data_dir is needed for sweeps of a folder of images.",
         "the page goes there; without it into the first DIR",
         "compare runs/a runs/b --workdir=runs/a_and_b",
+        "DIR DIR ...",
+    ),
+    "law": Verb(
+        "say which learning rate a large run wants, from a table of trainings",
+        "TABLE.csv has a row for each training: its sizes, learning rate and loss, and if known seed, diverged, "
+        "optimizer, parameterization. It needs NumPy, SciPy and Matplotlib alone.",
+        "",
+        "law runs.csv --target=parameters=7e9,tokens=2e12,batch_size=1024 --report=law.html",
+        "TABLE.csv",
     ),
 }
 WRITE = ("train", "sweep", "check", "compare")  # verbs that write into the workdir
@@ -115,6 +125,9 @@ FLAGS = {
     "batch_rule": Flag(("grow",), "string", "NAME", "how hyperparameters follow both (docs/batch.md)"),
     "topology": Flag(("plan",), "string", "SLICE", "a TPU slice, such as v5e:4x4; without it, this machine"),
     "sweep": Flag(("plan",), "bool", "", "of the sweep instead of one training"),
+    "target": Flag(("law",), "string", "SIZE=N,...", "sizes of the large run, and perhaps its optimizer or the like"),
+    "columns": Flag(("law",), "string", "COLUMN:NAME,...", "what columns are that have unusual names"),
+    "report": Flag(("law",), "string", "FILE", "write the picture and the text there, as HTML"),
 }
 PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others of its run
 
@@ -142,8 +155,13 @@ def asks_for_help(words: Sequence[str]) -> bool:
 
 def text(program: str, words: Sequence[str]) -> str:
     """The help of the verb among these arguments, or the overview. program: what the user typed before them."""
-    verb = next((word for word in words if word in VERBS), None)
+    verb = verb_of(words)
     return "\n".join(_of_verb(program, verb) if verb else _overview(program))
+
+
+def verb_of(words: Sequence[str]) -> str | None:
+    """The verb among the arguments of a call."""
+    return next((word for word in words if word in VERBS), None)
 
 
 def _overview(program: str) -> list[str]:
@@ -163,7 +181,7 @@ def _overview(program: str) -> list[str]:
 
 def _of_verb(program: str, name: str) -> list[str]:
     verb = VERBS[name]
-    flags = {} if name == "compare" else {
+    flags = {} if verb.words else {
         "--config=CONFIG": "a path, or the name of a shipped config (digits if not given)",
         "--config.KEY=VALUE": "another value of a setting (docs/settings.md)",
     }  # fmt: skip
@@ -172,9 +190,8 @@ def _of_verb(program: str, name: str) -> list[str]:
     for word, flag in FLAGS.items():
         if name in flag.verbs:
             flags[f"--{word}={flag.value}" if flag.value else f"--{word}"] = flag.words
-    folders = " DIR DIR ..." if name == "compare" else ""
     return [
-        f"{program} {name}{folders} [FLAGS]: {verb.does}",
+        f"{' '.join(filter(None, (program, name, verb.words)))} [FLAGS]: {verb.does}",
         *textwrap.wrap(verb.more, WIDTH),
         "",
         *_table(flags),

@@ -132,7 +132,7 @@ ALLOWED = {
         "train",
     },
     "plan": {"data", "settings", "trials", "train"},
-    "report": {"batch_rules", "measure", "settings", "fit", "train", "trials", "usage"},
+    "report": {"batch_rules", "optim", "measure", "settings", "fit", "train", "trials", "usage"},
     "sweep": {"trials", "report", "settings"},
     "verbs": {
         "fit",
@@ -150,8 +150,9 @@ ALLOWED = {
     },
     "interrupt": set(),
     "usage": {"find_config"},
+    "law": {"fit", "report", "usage"},
     "command": {"backend", "find_config", "interrupt", "settings", "train", "usage", "verbs"},
-    "__main__": {"command", "interrupt"},
+    "__main__": {"command", "interrupt", "law", "usage"},
     "__init__": {"api"},
     "api": {
         "audit",

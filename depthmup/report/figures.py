@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from collections.abc import Sequence
@@ -17,11 +16,10 @@ from depthmup.fit.picture import paint, plain_log
 from depthmup.names import plain
 from depthmup.report import panels
 from depthmup.report.curves import grouped_by
+from depthmup.report.drawing import STYLE, WIDTH
 from depthmup.trials.verdicts import TransferCurve
 
-WIDTH = 6.4  # inches of a figure: its letters of 10 points are 8 pixels high where it is shown at 400 pixels
 LETTERS = 38  # that the title of one of two panels has room for
-STYLE: Any = {"font.size": 10.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
@@ -57,13 +55,6 @@ def draw(picture: panels.Picture) -> Figure:
                 axes.set_xlabel(plain(picture.x))
         _legends(figure, picture, list(grid.flat[: len(shown)]))
     return figure
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as PNG bytes, the same for the same figure."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
-    return buffer.getvalue()
 
 
 def _draw(axes: Axes, picture: panels.Picture, panel: panels.Panel) -> None:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from depthmup.files import write_atomically
 from depthmup.fit import Drift, Optimum
 from depthmup.fit.verdict import NOTHING, UNDECIDED
-from depthmup.report import figures, interactive, panels, words
+from depthmup.report import drawing, figures, interactive, large_run, panels, words
 from depthmup.report.interactive import json_of
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.report.words import NONE, Cells
@@ -64,7 +64,7 @@ def write(
         drawn = list(panels.pictures(curves, learning, trials.pop("keys")))
         data |= {"plots": interactive.plots(drawn), "trials": trials}
         for picture in drawn:
-            png = b"" if unfinished else figures.png(figures.draw(picture))  # drawing takes seconds
+            png = b"" if unfinished else drawing.png(figures.draw(picture))  # drawing takes seconds
             if png:
                 write_atomically(workdir / f"{picture.name}.png", png)
             pictures.append((picture, base64.b64encode(png).decode()))
@@ -76,6 +76,7 @@ def write(
         laws=laws(curves),
         rules=rules(curves),
         optima=optima(curves),
+        large_run=None if unfinished else _large_run(curves, rows, study, workdir),
         best="" if curves or rows.empty else best_table(rows, study),
         unfinished=unfinished,
         sizes={axis: ", ".join(map(str, values)) for axis, values in sizes(study)},
@@ -86,6 +87,19 @@ def write(
     )
     write_atomically(workdir / "report.html", html)
     return workdir / "report.html"
+
+
+def _large_run(curves: Sequence[TransferCurve], rows: pandas.DataFrame, study: Study, workdir: Path) -> Markup | None:
+    """What the law over all sizes says, as HTML; its picture is written into `workdir`."""
+    run = large_run.block(rows, study, curves)
+    if run is None:
+        return None
+    if isinstance(run, str):
+        return Markup("<p>No law over all sizes: {}.</p>").format(run)
+    picture = run.picture()
+    if picture:
+        write_atomically(workdir / "large_run.png", picture)
+    return Markup(run.html(picture))
 
 
 def _block(block: words.Block, study: Study | None, command: str) -> dict[str, Any]:

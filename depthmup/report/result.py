@@ -11,10 +11,11 @@ import pandas
 from markupsafe import escape
 from matplotlib.figure import Figure
 
-from depthmup.fit import MARGIN
+from depthmup.fit import MARGIN, Prediction
 from depthmup.names import unknown
-from depthmup.report import figures, page, words
+from depthmup.report import drawing, figures, page, words
 from depthmup.report.curves import grouped_by, judge
+from depthmup.report.large_run import sweep_law
 from depthmup.trials.study import Study
 from depthmup.trials.table_study import TableStudy
 from depthmup.trials.verdicts import TransferCurve
@@ -47,6 +48,29 @@ class SweepResult:
         means = trained.groupby("learning_rate")[self.study.sweep.judge_by].mean()
         return None if means.empty else float(means.idxmin())
 
+    def predict(
+        self,
+        *,
+        optimizer: str | None = None,
+        parameterization: str | None = None,
+        variant: str | None = None,
+        **sizes: float,
+    ) -> Prediction:
+        """What the trials say of a larger run: its learning rate, how sure that is, what using it may cost, its loss.
+
+        It is that of one law over all sizes of the trials (`fit.scaling_law`), whose prior is that of the
+        parameterization and the optimizer. The rate is a value at the base shape, as `learning_rate` is.
+
+        Args:
+          sizes: of the larger run: width, depth, batch_size, steps; of a table also parameters, tokens. Those with one
+            value in the trials may be left out, and then stay.
+          optimizer, parameterization: of the trials; None: the first of the sweep or the table.
+          variant: as in `curves`; None: the one with the lowest loss at the base.
+
+        Raises ValueError for a size that is missing, unknown or below the trials', and for trials that allow no law.
+        """
+        return sweep_law(self.rows, self.study, optimizer, parameterization, variant).at(**sizes)
+
     def __str__(self) -> str:
         conclusion = words.conclusion(self.curves, self.study) or page.best_table(self.rows, self.study)
         return "\n".join(filter(None, (conclusion, self.note)))
@@ -65,7 +89,7 @@ class SweepResult:
             raise unknown("axis of this sweep", chosen, axes)
         figure = figures.loss_curves(axes[chosen])
         if path is not None and figure is not None:
-            Path(path).write_bytes(figures.png(figure))
+            Path(path).write_bytes(drawing.png(figure))
         return figure
 
     def report(self, folder: str | Path | None = None) -> Path:
@@ -82,7 +106,7 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         figure = self.plot()
-        picture = base64.b64encode(figures.png(figure)).decode() if figure else ""
+        picture = base64.b64encode(drawing.png(figure)).decode() if figure else ""
         image = f'<img alt="loss against learning rate" src="data:image/png;base64,{picture}">' if picture else ""
         return f"<pre>{escape(str(self))}</pre>{image}"
 

@@ -22,7 +22,7 @@ RESULTS = ("loss", "accuracy", "diverged", "steps", "step", "key", "schema", "le
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableStudy(Study):
-    """rows: with all columns that judging needs. sizes: what `along` returns."""
+    """rows: with all columns that judging needs. sizes: what `along` returns. assumed: sizes that the table lacks."""
 
     rows: pandas.DataFrame
     sizes: Mapping[str, Mapping[float, Mapping[str, Any]]]
@@ -31,6 +31,7 @@ class TableStudy(Study):
     depth: int
     axes: Sequence[Axis]
     chance_value: float | None
+    assumed: Sequence[str] = ()
 
     parallel = ParallelSettings()
     checkpoint = CheckpointSettings()
@@ -45,7 +46,8 @@ class TableStudy(Study):
         if missing:
             raise SettingsError(f"the table has no column {', '.join(missing)}; it has {', '.join(map(str, table))}")
         values = {name: value for name, value in NAMES.items() if name not in table}
-        values |= {size: 1 for size in SIZES if size not in table}
+        assumed = [size for size in SIZES if size not in table]
+        values |= dict.fromkeys(assumed, 1)
         rows = table.reset_index(drop=True).assign(**values)
         if "loss" not in rows:
             rows["loss"] = rows[measure]
@@ -78,7 +80,7 @@ class TableStudy(Study):
             calibrate=False,
         )
         axes = [Axis(name, tuple(dict.fromkeys(rows[name])), False) for name in words]
-        return cls(rows, along, sweep, width, depth, axes, chance)
+        return cls(rows, along, sweep, width, depth, axes, chance, assumed)
 
     @property
     def along(self) -> dict[str, dict[float, dict[str, Any]]]:

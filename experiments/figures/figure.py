@@ -19,7 +19,7 @@ from depthmup.files import write_atomically
 from depthmup.fit import VERDICTS, Transfer, transfer
 from depthmup.fit.curve import BANDWIDTH
 from depthmup.fit.verdict import MOST_SEEDS
-from depthmup.report import figures
+from depthmup.report import drawing, figures
 from depthmup.settings import Judged
 from depthmup.trials.verdicts import TransferCurve
 from experiments.output import UNDECIDED, Interval, combined, decided, markdown
@@ -261,7 +261,7 @@ def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Fi
 def save(folder: Path, pictures: Mapping[str, Figure]) -> None:
     """Write each picture to NAME.png in the folder."""
     for name, picture in pictures.items():
-        write_atomically(folder / f"{name}.png", figures.png(picture))
+        write_atomically(folder / f"{name}.png", drawing.png(picture))
 
 
 def panels(

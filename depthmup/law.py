@@ -1,0 +1,136 @@
+"""The verb `law`: what a table of trainings from anywhere says of a large run. It needs neither JAX nor absl."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from depthmup import fit, usage
+from depthmup.files import write_atomically
+from depthmup.fit.law_rows import AXES, CONDITIONS, read
+from depthmup.names import unknown
+from depthmup.report.law import LargeRun, page
+
+# What a column is: its name, and the names that other programs give it.
+NAMES: dict[str, tuple[str, ...]] = {
+    "width": ("d_model", "n_embd", "hidden_size", "hidden_dim", "embed_dim"),
+    "depth": ("n_layer", "n_layers", "num_layers", "layers", "num_hidden_layers"),
+    "parameters": ("n", "params", "n_params", "num_params", "n_parameters", "num_parameters"),
+    "tokens": ("d", "n_tokens", "num_tokens", "train_tokens"),
+    "steps": ("n_steps", "num_steps", "train_steps", "max_steps", "iterations"),
+    "batch_size": ("b", "bs", "batch", "global_batch_size", "gbs"),
+    "learning_rate": ("lr", "max_lr", "peak_lr"),
+    "loss": ("val_loss", "valid_loss", "validation_loss", "eval_loss", "final_loss"),
+    "seed": ("random_seed",),
+    "diverged": (),
+    "optimizer": ("optim", "opt"),
+    "parameterization": ("parametrization",),
+    "schedule": ("lr_schedule",),
+    "context_length": ("context", "seq_len", "sequence_length"),
+    "family": (),
+    "data": (),
+    "dataset": (),
+}
+INSTEAD = {"parameters": ("width", "depth"), "tokens": ("steps",)}  # sizes that a target in others leaves out
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def run(program: str, words: Sequence[str]) -> int:
+    """Print what the table of a call says, and write its page. The exit status: 2 for a mistake, in one line."""
+    try:
+        call = _parsed(words)
+        target = _target(call.target)
+        columns = _columns(call.table, call.columns, target)
+        large = LargeRun(fit.scaling_law(columns), columns, target=target)
+        print(large)
+        if call.report:
+            write_atomically(Path(call.report), page(large, f"{program} {shlex.join(words)}"))
+            print(f"report: {call.report}")
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("verb", choices=["law"])
+    parser.add_argument("table", metavar=usage.VERBS["law"].words)
+    for name, flag in usage.FLAGS.items():
+        if "law" in flag.verbs:
+            parser.add_argument(f"--{name}")
+    return parser.parse_args(words)
+
+
+def _pairs(flag: str, text: str | None, between: str) -> dict[str, str]:
+    """{name: value} of a flag such as --target=width=2048,depth=48."""
+    result = dict[str, str]()
+    for part in filter(None, (text or "").split(",")):
+        name, separator, value = part.partition(between)
+        if not (name and separator and value):
+            raise ValueError(f"--{flag} is {usage.FLAGS[flag].value}, got {part!r}")
+        result[name.strip()] = value.strip()
+    return result
+
+
+def _target(text: str | None) -> dict[str, Any]:
+    """{size or condition: its value} of --target."""
+    result = dict[str, Any]()
+    for name, value in _pairs("target", text, "=").items():
+        known = _usual(name)
+        if known not in (*AXES, *CONDITIONS):
+            raise unknown("size of --target", name, (*AXES, *CONDITIONS))
+        try:
+            result[known] = float(value)
+        except ValueError:
+            if known in AXES:
+                raise ValueError(f"--target: {known} must be a number, got {value!r}") from None
+            result[known] = value
+    return result
+
+
+def _usual(name: str) -> str | None:
+    """What a column of this name is."""
+    return next((usual for usual, others in NAMES.items() if name.lower() in (usual, *others)), None)
+
+
+def _columns(table: str, renamed: str | None, target: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The columns of a table by the names of `NAMES`, of the rows whose conditions are those of the target."""
+    columns, chosen = read(table), _pairs("columns", renamed, ":")
+    for name, usual in chosen.items():
+        if name not in columns:
+            raise ValueError(f"--columns: {table} has no column {name!r} (it has {', '.join(columns)})")
+        if usual not in NAMES:
+            raise unknown("name in --columns", usual, NAMES)
+    result = dict[str, list[Any]]()
+    for usual in NAMES:
+        names = [name for name in columns if chosen.get(name) == usual]
+        names = names or [name for name in columns if name.lower() == usual and name not in chosen]
+        names = names or [name for name in columns if _usual(name) == usual and name not in chosen]
+        if len(names) > 1:
+            raise ValueError(f"columns {', '.join(names)} are all a {usual}: give --columns={names[0]}:{usual} for one")
+        if names:
+            result[usual] = columns[names[0]]
+    for name in ("learning_rate", "loss", *(size for size in AXES if size in target)):
+        if name not in result:
+            raise ValueError(
+                f"{table} has no column {name} (or {', '.join(NAMES[name])}), it has {', '.join(columns)}: give "
+                f"--columns=COLUMN:{name}"
+            )
+    for size, others in INSTEAD.items():
+        if size in target and size in result:
+            result = {name: values for name, values in result.items() if name not in others}
+    for name in CONDITIONS:
+        values = result.get(name, [])
+        if name in target and target[name] in values:
+            here = [i for i, value in enumerate(values) if value == target[name]]
+            result = {column: [of_column[i] for i in here] for column, of_column in result.items()}
+    return result

@@ -1,0 +1,283 @@
+"""What a law over all sizes says of a large run: text, a picture, HTML. It needs NumPy, SciPy and Matplotlib alone."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from depthmup.fit import Prediction, ScalingLaw
+from depthmup.fit.curve import POINTS, checked
+from depthmup.fit.optimum import curve_optimum
+from depthmup.fit.picture import Mark, paint, plain_log
+from depthmup.names import floats, plain
+from depthmup.report.drawing import STYLE, WIDTH, png
+
+PLACES = 6  # most sizes at which a part of a panel's law is computed
+TITLE = 36  # letters of a line of a panel's title
+RED = "C3"
+QUESTION = "Which learning rate does the large run want?"
+CAPTION = (
+    "dots: measured, with 95%; pale: measured at other sizes than the title's, and moved to them by the law's "
+    "exponents; dashed: the law, with the 95% band of a new size"
+)
+STAR = "; star: the target; dotted: the law at the target's other sizes"
+
+
+class Best(NamedTuple):
+    """The measured best values, one of each combination of sizes whose curve has one.
+
+    sizes: {axis: (curves,)}. value, low, high: (curves,), with 95% intervals, NaN where the ends are not known.
+    """
+
+    sizes: dict[str, np.ndarray]
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LargeRun:
+    """A law, the trainings behind it, and the run that is asked for.
+
+    columns: {name: values} of the trainings. measure: the column that is minimized. target: what `ScalingLaw.at` takes;
+    empty: no run is asked for.
+    """
+
+    law: ScalingLaw
+    columns: Mapping[str, Sequence[Any]]
+    measure: str = "loss"
+    target: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def prediction(self) -> Prediction | None:
+        return self.law.at(**self.target) if self.target else None
+
+    @functools.cached_property
+    def best(self) -> Best:
+        sizes, rates = self._sizes, np.asarray(self.columns[self.law.hyperparameter], float)
+        losses = floats(self.measure, self.columns[self.measure])
+        losses = 1 - losses if self.measure.endswith("accuracy") else losses
+        flags = [bool(flag) for flag in self.columns.get("diverged", [False] * len(rates))]
+        failed = np.array(flags) | ~np.isfinite(losses)
+        seeds = np.unique([str(seed) for seed in self.columns.get("seed", [0] * len(rates))], return_inverse=True)[1]
+        result = []
+        for size in np.unique(sizes, axis=0):
+            here = (sizes == size).all(axis=1)
+            grid, at = np.unique(rates[here], return_inverse=True)
+            shape = len(grid), seeds.max() + 1
+            loss, diverged, trained = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
+            places = at, seeds[here]
+            loss[places], diverged[places], trained[places] = losses[here], failed[here], True
+            curve = checked(grid, loss, None, diverged, trained)
+            if len(curve.x) >= POINTS and (optimum := curve_optimum(curve)).learning_rate is not None:
+                result.append([*size, optimum.learning_rate, optimum.low, optimum.high])
+        *of_axes, value, low, high = np.array(result, float).reshape(-1, len(self.law.axes) + 3).T
+        return Best(dict(zip(self.law.axes, of_axes, strict=True)), value, low, high)
+
+    @property
+    def _sizes(self) -> np.ndarray:
+        return np.column_stack([np.asarray(self.columns[axis], float) for axis in self.law.axes])
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the prediction, or what would bring one."""
+        if self.prediction:
+            return str(self.prediction).splitlines()
+        sizes = ",".join(f"{axis}=..." for axis in self.law.axes)
+        return [f"no target: with {sizes} of the large run comes its {_words(self.law.hyperparameter)}"]
+
+    @property
+    def exponents(self) -> list[tuple[str, str]]:
+        """(axis, exponent with its 95% interval), as text."""
+        exponents = self.law.exponents
+        return [(_words(axis), f"{e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}]") for axis, e in exponents.items()]
+
+    @property
+    def source(self) -> str:
+        """Which trainings the law is of."""
+        sizes = self._sizes
+        ends = [f"{_words(axis)} {_span(size)}" for axis, size in zip(self.law.axes, sizes.T, strict=True)]
+        conditions = [str(value) for value in self.law.conditions.values() if value is not None]
+        curves = len(np.unique(sizes, axis=0))
+        return ", ".join([f"{len(sizes):,} trainings at {curves:,} sizes", *conditions, *ends])
+
+    @property
+    def of_exponents(self) -> str:
+        return f"octaves by which the best {_words(self.law.hyperparameter)} moves when a size doubles, 95%"
+
+    def __str__(self) -> str:
+        width = max(len(axis) for axis, _ in self.exponents)
+        exponents = [f"  {axis:{width}}  {exponent}" for axis, exponent in self.exponents]
+        notes = [f"note: {note}" for note in self.law.notes]
+        return "\n".join([*self.lines, "", f"{self.source}; {self.of_exponents}:", *exponents, *notes])
+
+    def html(self, picture: bytes | None) -> str:
+        """The same for a page, without a heading. picture: a PNG."""
+        rows = [f'<tr><td data-title="size">{axis}<td data-title="exponent">{e}' for axis, e in self.exponents]
+        image = f'<img alt="{QUESTION}" src="data:image/png;base64,{base64.b64encode(picture or b"").decode()}">'
+        return "\n".join(
+            [
+                f"<p>Target: {escape(_of(self.target))}.</p>" if self.target else "",
+                f"<pre>{escape(chr(10).join(self.lines))}</pre>",
+                f"<figure>{image}</figure>" if picture else "",
+                f"<p>{escape(self.source)}; {escape(self.of_exponents)}:</p>",
+                f"<table><thead><tr><th>size<th>exponent<tbody>{''.join(rows)}</table>",
+                *(f"<p>Note: {escape(note)}.</p>" for note in self.law.notes),
+            ]
+        )
+
+    def picture(self) -> bytes | None:
+        """`figure` as a PNG."""
+        figure = self.figure()
+        return png(figure) if figure else None
+
+    def figure(self) -> Figure | None:
+        """The best value against the size, a panel for each axis that varies; None where fewer than two sizes have one.
+
+        Where all sizes move together there is one panel, over the first of them.
+        """
+        varied = [axis for axis, sizes in self.best.sizes.items() if len(set(sizes)) > 1]
+        if not varied:
+            return None
+        axes = varied[:1] if set(varied) <= set(self.law.together) else varied
+        rows, columns = math.ceil(len(axes) / 2), min(2, len(axes))
+        with matplotlib.rc_context(STYLE):
+            figure = Figure(figsize=(WIDTH, 2.9 * rows + 1.1), layout="constrained")
+            grid = figure.subplots(rows, columns, squeeze=False)
+            for panel in grid.flat[len(axes) :]:
+                panel.set_visible(False)
+            for panel, axis in zip(grid.flat, axes, strict=False):
+                if len(axes) < len(varied):
+                    self._draw_together(panel, varied)
+                else:
+                    self._draw_axis(panel, axis)
+            for panel in grid[:, 0]:
+                panel.set_ylabel(plain(f"best {_words(self.law.hyperparameter)}"))
+            caption = CAPTION + STAR * bool(self.target)
+            figure.supxlabel(plain(textwrap.fill(caption, 84)), fontsize=8.5, color="#57606a")
+        return figure
+
+    def _draw_axis(self, panel: Axes, axis: str) -> None:
+        """One axis at the combination of the other sizes that has most of its sizes; of equal ones the largest."""
+        best, others = self.best, [name for name in self.best.sizes if name != axis]
+        places = np.column_stack([best.sizes[name] for name in others] or [np.ones(len(best.value))])
+        combinations, number = np.unique(places, axis=0, return_inverse=True)
+        number = number.ravel()
+        counts = [len(set(best.sizes[axis][number == i])) for i in range(len(combinations))]
+        chosen = max(range(len(combinations)), key=lambda i: (counts[i], np.log(combinations[i]).sum()))
+        at = {name: float(size) for name, size in zip(others, combinations[chosen], strict=False)}
+        here = number == chosen
+        self._draw(panel, axis, here, lambda size: {**at, axis: size}, True)
+        exponents = self.law.exponents
+        moved = np.prod([(at[name] / best.sizes[name]) ** exponents[name].value for name in others], axis=0)
+        pale: Any = {"ls": "none", "marker": ".", "ms": 5, "color": "#b6bcc4", "zorder": 1}
+        panel.plot(best.sizes[axis][~here], (best.value * moved)[~here] if others else [], **pale)
+        if self.target.keys() >= {axis}:
+            target = {name: size for name, size in self.target.items() if name in best.sizes}
+            if any(target.get(name, size) != size for name, size in at.items()):
+                x = np.geomspace(best.sizes[axis].min(), max(best.sizes[axis].max(), target[axis]), PLACES)
+                y = [self.law.at(**{**at, **target, axis: float(size)}).learning_rate for size in x]
+                panel.plot(x, y, ":", lw=1, color=RED)
+        panel.set_title(plain(textwrap.fill(f"at {_of(at)}", TITLE)) if at else "")
+
+    def _draw_together(self, panel: Axes, varied: Sequence[str]) -> None:
+        """Over the first of the sizes that move together; the others follow."""
+        axis, *others = varied
+        log = {name: np.log(sizes) for name, sizes in self.best.sizes.items()}
+        order = np.argsort(log[axis])
+
+        def at(size: float) -> dict[str, float]:
+            places = {name: np.interp(np.log(size), log[axis][order], log[name][order]) for name in self.law.axes}
+            return {name: float(np.exp(place)) for name, place in places.items()} | {axis: size}
+
+        self._draw(panel, axis, np.ones(len(order), bool), at, False)
+        panel.set_title(plain(textwrap.fill(f"with it move {', '.join(map(_words, others))}", TITLE)))
+
+    def _draw(self, panel: Axes, axis: str, here: np.ndarray, at: Callable[[float], Any], beyond: bool) -> None:
+        """here: (curves,), which of them are measured on the panel's line. at: from a size to all sizes of the line.
+        beyond: whether the line goes on to the target."""
+        best, target = self.best, float(self.target.get(axis, 0))
+        measured = np.array(sorted(set(best.sizes[axis][here])))
+        measured = measured[np.linspace(0, len(measured) - 1, min(len(measured), PLACES)).round().astype(int)]
+        # The band is that of a new size: it is narrow where a best value was measured.
+        parts = np.array([0.5]) if len(measured) > 3 else np.array([0.25, 0.5, 0.75])
+        new = (measured[:-1, None] ** (1 - parts) * measured[1:, None] ** parts).ravel()
+        last = max(best.sizes[axis].max(), target if beyond else 0)
+        if last > measured[-1]:
+            new = np.append(new, np.geomspace(measured[-1], last, PLACES)[1:])
+        x = np.sort(np.append(measured, new))
+        law = {size: self.law.at(**at(size)) for size in x.tolist()}
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        band = Mark(
+            "band", new, low=[law[size].low for size in new.tolist()], high=[law[size].high for size in new.tolist()]
+        )
+        value, ends = best.value[here], (best.low[here], best.high[here])
+        bars = Mark("optima", best.sizes[axis][here], value, *(np.where(np.isfinite(end), end, value) for end in ends))
+        paint(panel, [band, Mark("fit", x, [p.learning_rate for p in law.values()]), bars], "C0", "")
+        if self.prediction and target:
+            p = self.prediction
+            star = Mark("optima", [target], [p.learning_rate], [p.low], [p.high])
+            paint(panel, [star, Mark("best", [target], [p.learning_rate])], RED, "")
+        plain_log(panel.yaxis)
+        decades = math.log10(x[-1] / x[0])
+        panel.xaxis.set_major_locator(
+            LogLocator(subs=(1, 2, 5) if decades < 1.7 else (1, 3) if decades < 2.2 else (1,))
+        )
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _size(size)))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.set_xlabel(plain(_words(axis)))
+
+
+def page(run: LargeRun, command: str) -> str:
+    """A page that needs no other file. command: what made it."""
+    style = resources.files("depthmup.report").joinpath("style.css").read_text()
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{QUESTION}</title>
+<style>
+{style}
+</style>
+<h1>{QUESTION}</h1>
+{run.html(run.picture())}
+<pre>{escape(command)}</pre>
+</html>
+"""
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _size(value: Any) -> str:
+    """A size with three digits: 1024, 61k, 268M, 100B, 2T; what is no size stays."""
+    if not isinstance(value, float | int):
+        return str(value)
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if value >= unit:
+            return f"{value / min(unit, 1e3 if letter == 'k' else unit):.3g}{letter}"
+    return f"{value:.4g}"
+
+
+def _of(sizes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_words(name)} {_size(size)}" for name, size in sizes.items())
+
+
+def _span(sizes: np.ndarray) -> str:
+    low, high = _size(float(sizes.min())), _size(float(sizes.max()))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,166 @@
+"""The verb `law`: what a table of trainings says of a large run, by a program without JAX."""
+
+import csv
+import itertools
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from depthmup import fit, law
+from depthmup.fit.law_rows import AXES, CONDITIONS
+from depthmup.report.law import LargeRun
+
+ROOT = Path(__file__).parent.parent
+ALONE = ("numpy", "scipy", "matplotlib")  # besides what these import
+SIZES = tuple(itertools.product((1e6, 4e6, 1.6e7), (1e9, 4e9)))
+
+
+def table(sizes=SIZES, **columns):
+    """Bowls in log learning rate whose best rate falls with parameters and tokens; every sixth rate diverges."""
+    rng, rows = np.random.default_rng(0), []
+    for (n, d), octave in itertools.product(sizes, range(-14, -5)):
+        x = octave + 9 + 0.5 * math.log2(n / 4e6) + 0.25 * math.log2(d / 2e9)
+        loss = 2 + (n / 1e6) ** -0.3 + (d / 1e9) ** -0.3
+        loss *= 1 + 0.01 * x * x + 0.0005 * rng.standard_normal()
+        rows.append({"N": n, "D": d, "lr": 2.0**octave, "val_loss": math.nan if x > 3 else loss} | columns)
+    return rows
+
+
+def write(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def large():
+    columns = {"parameters": "N", "tokens": "D", "learning_rate": "lr", "loss": "val_loss"}
+    rows = table()
+    named = {name: [row[column] for row in rows] for name, column in columns.items()}
+    return LargeRun(fit.scaling_law(named), named, target={"parameters": 6.4e7, "tokens": 1.6e10})
+
+
+def test_without_jax(tmp_path):
+    """With NumPy, SciPy and Matplotlib alone, by the usual names of columns: the four lines, exponents, a page."""
+    path, report = write(tmp_path / "runs.csv", table()), tmp_path / "law.html"
+    words = ["law", path, "--target=params=6.4e7,tokens=1.6e10", f"--report={report}"]
+    program = f"""
+import sys, {", ".join(ALONE)}, matplotlib.figure, scipy.linalg
+known = {{name.split(".")[0] for name in sys.modules}} | {{"depthmup", *sys.stdlib_module_names}}
+class Alone:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("jax", "flax", "optax", "pandas", "jinja2", "absl", "ml_collections", "markupsafe"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Alone())
+sys.argv[1:] = {words!r}
+from depthmup.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    print(end.code, *{{name.split(".")[0] for name in sys.modules}} - known)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+    rate, cost, loss, outside, _, source, *exponents, wrote, status = done.stdout.splitlines()
+    assert re.match(r"learning rate \S+ \[\S+, \S+\], 95%", rate)
+    assert "% of the loss" in cost
+    assert loss.startswith("loss ")
+    assert "2.0 octaves in parameters, 2.0 octaves in tokens" in outside
+    assert source.startswith("54 trainings at 6 sizes, parameters 1M to 16M, tokens 1B to 4B; octaves by which")
+    assert [line.split()[0] for line in exponents] == ["parameters", "tokens"]
+    assert (wrote, status) == (f"report: {report}", "0")
+    page = report.read_text()
+    assert "Target: parameters 64M, tokens 16B." in page
+    assert rate in page
+    assert page.count("data:image/png;base64,") == 1
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)  # opens offline
+
+
+def test_the_prediction_is_near_the_truth(large):
+    p = large.prediction
+    truth = -9 - 0.5 * 4 - 0.25 * 3
+    assert abs(math.log2(p.learning_rate) - truth) < 1
+    assert math.log2(p.low) < truth < math.log2(p.high)
+    assert str(large).splitlines()[:4] == str(p).splitlines()
+
+
+def test_the_picture(large):
+    """A panel for each axis, each with all measured sizes, those on its line in color, and the target."""
+    panels = large.figure().axes
+    assert [panel.get_xlabel() for panel in panels] == ["parameters", "tokens"]
+    assert [panel.get_title() for panel in panels] == ["at tokens 4B", "at parameters 16M"]
+    for panel, axis, on_line in zip(panels, ("parameters", "tokens"), (3, 2), strict=True):
+        (stars,) = (line for line in panel.lines if line.get_marker() == "*")
+        assert stars.get_xydata()[0] == pytest.approx([large.target[axis], large.prediction.learning_rate])
+        (pale,) = (line for line in panel.lines if line.get_marker() == ".")
+        assert len(pale.get_xdata()) == 6 - on_line
+        assert panel.get_xlim()[1] > large.target[axis]
+    n, d = large.best.sizes.values()
+    assert large.best.value == pytest.approx(2.0**-9 * (n / 4e6) ** -0.5 * (d / 2e9) ** -0.25, rel=0.1)
+
+
+def test_sizes_that_move_together():
+    """One panel, over the first of them."""
+    rows = table([(1e6, 1e9), (4e6, 4e9), (1.6e7, 1.6e10)])
+    columns = {"parameters": "N", "tokens": "D", "learning_rate": "lr", "loss": "val_loss"}
+    named = {name: [row[column] for row in rows] for name, column in columns.items()}
+    together = LargeRun(fit.scaling_law(named), named)
+    (panel,) = together.figure().axes
+    assert panel.get_title() == "with it move tokens"
+    assert "note: parameters, tokens move together" in str(together)
+    assert str(together).startswith("no target: with parameters=...,tokens=... of the large run comes")
+
+
+def test_rows_are_those_of_the_target(tmp_path, capsys):
+    """Of several optimizers that of the target; its sizes are those that it names."""
+    rows = table(optimizer="adam", steps=1) + table(optimizer="sgd", steps=1)
+    path = write(tmp_path / "runs.csv", rows)
+    assert law.run("depthmup", ["law", path]) == 2
+    assert "the rows have 2 values of optimizer" in capsys.readouterr().err
+    columns = law._columns(path, None, {"tokens": 1e10, "optimizer": "sgd"})
+    assert set(columns) == {"parameters", "tokens", "learning_rate", "loss", "optimizer"}
+    assert set(columns["optimizer"]) == {"sgd"}
+    assert "steps" in law._columns(path, None, {})
+    named = law._columns(path, "steps:depth,N:width", {})
+    assert {"width", "depth"} <= set(named)
+    assert not {"steps", "parameters"} & set(named)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: TABLE.csv"),
+        (["none.csv"], "there is no table 'none.csv'"),
+        (["RUNS", "--colums=a:b"], "unrecognized arguments: --colums=a:b"),
+        (["RUNS", "--target=7e9"], "--target is SIZE=N,..., got '7e9'"),
+        (["RUNS", "--target=param=7e9"], "unknown size of --target 'param'; did you mean 'parameters'?"),
+        (["RUNS", "--target=N=big"], "--target: parameters must be a number, got 'big'"),
+        (["RUNS", "--columns=x:tokens"], "--columns: RUNS has no column 'x' (it has N, D, lr, val_loss, eval_loss)"),
+        (["RUNS", "--columns=D:token"], "unknown name in --columns 'token'; did you mean 'tokens'?"),
+        (["RUNS"], "columns val_loss, eval_loss are all a loss: give --columns=val_loss:loss for one"),
+        (["RUNS", "--columns=lr:seed,D:loss"], "RUNS has no column learning_rate (or lr, max_lr, peak_lr), it has N"),
+        (["RUNS", "--columns=D:loss", "--target=N=1e7,D=1e9"], "RUNS has no column tokens (or d, n_tokens, num_tokens"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(words, message, tmp_path, capsys):
+    path = write(tmp_path / "runs.csv", table(eval_loss=1.0))
+    assert law.run("depthmup", ["law", *(word.replace("RUNS", path) for word in words)]) == 2
+    done = capsys.readouterr()
+    assert done.out == ""
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    assert message.replace("RUNS", path) in done.err
+
+
+def test_the_names_of_columns_are_a_closed_table():
+    names = [name for usual, others in law.NAMES.items() for name in (usual, *others)]
+    assert len(set(names)) == len(names)
+    assert all(name == name.lower() for name in names)
+    assert {*AXES, *CONDITIONS} <= set(law.NAMES)
