@@ -20,6 +20,7 @@ WIDE = 4.0  # octaves: an interval that is wider says hardly anything
 SAME_LINE = 0.02  # share of the sizes' spread off a line: with less, exponents cannot be told apart
 BELOW = 1e-6  # octaves by which a target may lie below the rows: rounding
 STEP = 1e-4  # octaves, of derivatives
+LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch", "large batch"}  # of the best loss
 CHUNK = 200  # targets at a time
 PRIORS = Path(__file__).with_name("priors.toml")
 
@@ -242,11 +243,27 @@ class ScalingLaw:
 
     def _losses(self, sizes: Mapping[str, np.ndarray], rates: np.ndarray) -> Losses:
         drawn = self._drawn(sizes)
-        log, excess, optimum = mean_loss(drawn.links, rates, drawn.batch)
+        _, excess, optimum = mean_loss(drawn.links, rates, drawn.batch)
+        log = self._best_loss(drawn) + excess
         spread = self._fit.spread(excess, rates > optimum)
         noise = np.random.default_rng(2).standard_t(FREEDOM, size=log.shape)
         low, high = np.exp(np.quantile(log + spread * noise, QUANTILES, axis=0))
         return Losses(np.exp(np.median(log, axis=0)), low, high)
+
+    def _best_loss(self, drawn: _Drawn) -> np.ndarray:
+        """(draws, targets), the log loss at the best rate. It is linear about the mode: the rows determine sums of
+        the terms well and each term badly, so that far draws would leave the data."""
+
+        def best(links: Mapping[str, np.ndarray]) -> np.ndarray:
+            log, excess, _ = mean_loss(links, np.zeros(1), drawn.batch)
+            return log - excess
+
+        mode = best(drawn.mode)
+        result = np.zeros_like(drawn.links["level"]) + mode
+        for name in LEVEL & drawn.mode.keys():
+            slope = (best({**drawn.mode, name: drawn.mode[name] + STEP}) - mode) / STEP
+            result += slope * (drawn.links[name] - drawn.mode[name])
+        return result
 
 
 class _Drawn(NamedTuple):
