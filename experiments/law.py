@@ -50,15 +50,18 @@ curves of one size move together, so this is strict), and on planted laws at lea
 from __future__ import annotations
 
 import functools
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
 
 from depthmup import fit
+from depthmup.files import write_atomically
 from depthmup.fit.curve import Smooth, checked
+from experiments import command_line
 from experiments.published import RESULTS
 
 SCALEBENCH, STEP_LAW, OUT = (RESULTS / name for name in ("scalebench.parquet", "step_law.parquet", "law.json"))
@@ -88,7 +91,7 @@ def measured(rows: pandas.DataFrame, sizes: Sequence[str]) -> list[Measured]:
     """The curves of a table that have an optimum, by `fit.optimum`."""
     result = []
     for key, group in rows.groupby(list(sizes)):
-        table = group.pivot_table(index="learning_rate", columns="seed", values="loss")
+        table = group.pivot_table(index="learning_rate", columns="seed", values="loss", dropna=False)
         rates, losses = table.index.to_numpy(), table.to_numpy(np.float64)
         if len(rates) < LEAST:
             continue
@@ -114,7 +117,8 @@ class Score(NamedTuple):
     width: float = math.nan  # mean, of the interval in octaves
 
     def __str__(self) -> str:
-        text = f"{self.fitted:4} -> {self.predicted:3}  off {self.off:.2f}  cost {100 * self.cost:.3f}%; {100 * self.cost90:.3f}%"
+        costs = f"cost {100 * self.cost:.3f}%; {100 * self.cost90:.3f}%"
+        text = f"{self.fitted:4} -> {self.predicted:3}  off {self.off:.2f}  {costs}"
         return text + f"  inside {self.inside:.2f} / {self.inside_measured:.2f}  width {self.width:.2f}"
 
 
@@ -151,8 +155,8 @@ class Case(NamedTuple):
     """A made-up sweep: of width, batch size and steps, seven rates an octave apart, one seed.
 
     exponents: of width, batch size and steps below the critical batch. critical: log2 of the critical batch size in the
-    middle of the sweep (infinite: none); it grows as sqrt(data). slope: by how much the exponent of the batch size falls
-    above it. scatter: octaves of each shape's and length's optimum about the law. sizes: how many of each axis.
+    middle of the sweep (infinite: none); it grows as sqrt(data). slope: by how much the exponent of the batch size
+    falls above it. scatter: octaves of each shape's and length's optimum about the law. sizes: how many of each axis.
     """
 
     exponents: tuple[float, float, float] = (-0.8, 0.4, -0.25)
@@ -214,14 +218,13 @@ def planted(
         last = {"width": widths[-1], "batch_size": batches[-1], "steps": lengths[-1]}
         sizes = {axis: float(size * g) for (axis, size), g in zip(last.items(), grown, strict=True)}
         best = optimum(*sizes.values())
-        targets.append((sizes, best, loss(*sizes.values(), best)))
+        targets.append((sizes, best, loss(sizes["width"], sizes["batch_size"], sizes["steps"], best)))
     return rows, targets
 
 
-def planted_scores(sweeps: int = SWEEPS) -> dict[str, dict[str, float]]:
+def planted_scores(sweeps: int = SWEEPS) -> Iterator[tuple[str, dict[str, float]]]:
     """Of each case: how often the intervals of the rate and of the loss hold the truth, how often the law bends, rms
     octaves off and the mean width of the interval."""
-    result = {}
     for number, (name, case) in enumerate(CASES.items()):
         rng, lines, bends = np.random.default_rng(number), [], 0
         for _ in range(sweeps):
@@ -235,14 +238,14 @@ def planted_scores(sweeps: int = SWEEPS) -> dict[str, dict[str, float]]:
                 holds = float(at_best.low[0] <= loss <= at_best.high[0])
                 lines.append((float(low <= best <= high), holds, rate - best, high - low))
         inside, of_loss, off, width = np.array(lines).T
-        result[name] = {
+        shares = {
             "inside": float(inside.mean()),
             "loss inside": float(of_loss.mean()),
             "off": float(np.sqrt((off**2).mean())),
             "width": float(width.mean()),
             "bends": bends / sweeps,
         }
-    return result
+        yield name, shares
 
 
 @functools.cache
@@ -316,3 +319,154 @@ def scalebench_scores() -> Iterator[tuple[str, LossScore]]:
     for budget in BUDGETS:
         for seed in range(STARTS):
             yield f"{budget:.0%}, {seed}", loss_score(at_random(pool, budget, seed), target)
+
+
+def dense() -> pandas.DataFrame:
+    rows = pandas.read_parquet(STEP_LAW)
+    rows = rows[rows["model"] == "dense"].assign(seed=0)
+    return rows.astype(dict.fromkeys((*SIZES, *TOKENS, "loss", "learning_rate"), np.float64))
+
+
+class Split(NamedTuple):
+    """Which curves are fitted and which predicted: conditions of columns of `dense`."""
+
+    fitted: str
+    predicted: str
+
+
+NAMED = {
+    "1": Split("parameters < 3e8 and tokens < 1.43e10", "parameters > 4e8"),
+    "2": Split("parameters < 2.2e8 and tokens <= 2e10", "parameters > 1e9"),
+    "3": Split("parameters < 3e8 and tokens <= 5e9", "parameters > 4e8 and tokens >= 2e10"),
+}
+
+
+def splits(rows: pandas.DataFrame) -> dict[str, Split]:
+    """The three named ones, and every split by one size."""
+    result = dict(NAMED)
+    for column, unit in (("parameters", 1e6), ("tokens", 1e9)):
+        for value in sorted(rows[column].unique())[:-1]:
+            result[f"{column} {value / unit:.3g}"] = Split(f"{column} <= {value}", f"{column} > {value}")
+    return result
+
+
+def step_law(m: Measured, rows: Mapping[tuple[float, ...], tuple[float, float]]) -> float:
+    """log2 of the rate of Step Law's formula (arXiv 2503.04715), 1.79 N^-.713 D^.307, fitted on all of these runs."""
+    parameters, tokens = rows[tuple(m.sizes.values())]
+    return math.log2(1.79) - 0.713 * math.log2(parameters) + 0.307 * math.log2(tokens)
+
+
+def published_scores(names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Score]]]:
+    """Of each split: the scores of the law, of Step Law's formula, and of keeping the best rate of the largest curve
+    that was fitted (most tokens, then the nearest batch size)."""
+    rows = dense()
+    sizes_of = {tuple(key): (n, d) for key, (n, d) in _of_curves(rows).items()}
+    every = measured(rows, SIZES)
+    for name, split in splits(rows).items():
+        if names and name not in names:
+            continue
+        fitted, chosen = rows.query(split.fitted), rows.query(split.predicted)
+        inside = {tuple(key) for key in chosen[list(SIZES)].drop_duplicates().itertuples(index=False)}
+        known = {tuple(key) for key in fitted[list(SIZES)].drop_duplicates().itertuples(index=False)}
+        of = [m for m in every if tuple(m.sizes.values()) in inside]
+        small = [m for m in every if tuple(m.sizes.values()) in known]
+        if len(of) < LEAST or len(small) < LEAST:
+            continue
+        law = fit.scaling_law(fitted, sizes=SIZES)
+
+        def kept(m: Measured, small: Sequence[Measured] = small) -> float:
+            def far(s: Measured) -> tuple[float, ...]:
+                parameters, tokens = sizes_of[tuple(s.sizes.values())]
+                return -parameters, -tokens, abs(math.log2(s.sizes["batch_size"] / m.sizes["batch_size"]))
+
+            return min(small, key=far).best
+
+        yield (
+            name,
+            {
+                "law": score(len(known), of, predicted(law, of)),
+                "Step Law": score(len(known), of, [(step_law(m, sizes_of),) for m in of]),
+                "kept": score(len(known), of, [(kept(m),) for m in of]),
+            },
+        )
+
+
+def _of_curves(rows: pandas.DataFrame) -> dict[tuple[float, ...], tuple[float, float]]:
+    first = rows.drop_duplicates(list(SIZES))
+    keys = first[list(SIZES)].itertuples(index=False)
+    return dict(zip(map(tuple, keys), first[["parameters", "tokens"]].itertuples(index=False), strict=True))
+
+
+def own_sweeps() -> Iterator[tuple[str, pandas.DataFrame, tuple[str, ...], str]]:
+    """(name, rows, the law's sizes, the axis whose largest size is left out) of our sweeps."""
+    language = pandas.read_parquet(RESULTS / "language.parquet")
+    for (optimizer, parameterization), rows in language.groupby(["optimizer", "parameterization"], observed=True):
+        for axis in ("width", "depth"):
+            if rows[axis].nunique() > 2:
+                table = rows.assign(family="adam").drop(columns=["optimizer"])
+                table["parameterization"] = str(parameterization).split()[0]
+                yield f"{optimizer} {parameterization}, {axis}", table, ("width", "depth"), axis
+    scaling = pandas.read_parquet(RESULTS / "scaling.parquet").rename(columns={"case": "kind"})
+    for kind, rows in scaling.groupby("kind", observed=True):
+        for axis in ("batch_size", "steps"):
+            family = "sgd" if str(kind).startswith("sgd") else "adam"
+            yield f"{kind}, {axis}", rows.assign(family=family), ("batch_size", "steps"), axis
+
+
+def own_scores() -> Iterator[tuple[str, Score]]:
+    for name, rows, sizes, axis in own_sweeps():
+        largest = rows[axis].max()
+        of = measured(rows[rows[axis] == largest], sizes)
+        if of:
+            law = fit.scaling_law(rows[rows[axis] < largest], sizes=sizes)
+            yield name, score(law.curves, of, predicted(law, of))
+
+
+def jump_scores() -> Iterator[tuple[str, Score]]:
+    """The large training of experiments/jump.py, from the sweeps of language.py and scaling.py along single axes."""
+    language = pandas.read_parquet(RESULTS / "language.parquet")
+    scaling = pandas.read_parquet(RESULTS / "scaling.parquet")
+    batches = scaling[scaling["case"] == "adamw"].assign(width=32, depth=2)
+    jump = pandas.read_parquet(RESULTS / "jump.parquet")
+    for name in ("sp", "mup", "depth_mup", "completep"):
+        is_name = (language["parameterization"] == name) & (language["optimizer"] == "adamw")
+        shapes = language[is_name].assign(batch_size=32, steps=512)
+        shapes = shapes[(shapes["width"] != 32) | (shapes["depth"] != 2)]  # the base is in both
+        columns = [*SIZES, "learning_rate", "seed", "loss", "diverged"]
+        rows = pandas.concat([shapes[columns], batches[columns]]).assign(parameterization=name)
+        of = measured(jump[(jump["parameterization"] == name) & (jump["width"] == 64)], SIZES)
+        if of:
+            law = fit.scaling_law(rows, sizes=SIZES)
+            yield name, score(law.curves, of, predicted(law, of))
+
+
+PARTS = ("planted", "pool", "rows", "published", "scalebench")
+
+
+def main() -> None:
+    parts = command_line.parser("experiments.law", __doc__, "part", PARTS).parse_args().parts
+    results = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for part in parts:
+        lines: dict[str, Any] = {}
+        if part == "planted":
+            for name, shares in planted_scores():
+                lines[name] = shares
+                print(part, f"{name:28}", *(f"{key} {value:.2f} " for key, value in shares.items()), flush=True)
+        elif part == "published":
+            for name, scores in published_scores():
+                lines[name] = {who: of._asdict() for who, of in scores.items()}
+                print(part, name, *(f"\n    {who:9} {of}" for who, of in scores.items()), flush=True)
+        elif part in ("pool", "scalebench"):
+            for name, of_loss in pool_scores() if part == "pool" else scalebench_scores():
+                lines[name] = {**of_loss._asdict(), "rates": of_loss.rates._asdict()}
+                print(part, name, of_loss, flush=True)
+        else:
+            for name, of_rates in (*own_scores(), *((f"jump, {name}", of) for name, of in jump_scores())):
+                lines[name] = of_rates._asdict()
+                print(part, name, of_rates, flush=True)
+        results[part] = lines
+        write_atomically(OUT, json.dumps(results, indent=1, default=float) + "\n")
+
+
+if __name__ == "__main__":
+    main()

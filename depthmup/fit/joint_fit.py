@@ -35,6 +35,7 @@ FAR = 0.01  # excess of the log loss from which a training tells of the noise pe
 RESOLVED = 0.03  # octaves of the optimum, shares of the curvature: smaller discrepancies are left out
 ROUNDS = 60
 CONVERGED = 0.03  # change of the logarithms of the scales
+SMOOTH = 0.3  # octaves over which the cliff begins
 REACH = 10.0  # octaves from the optimum at which the valley ends
 STEP = 1e-5  # of derivatives
 DRAWS = 1000  # of the posterior
@@ -120,8 +121,8 @@ def mean_loss(eta: Mapping[str, np.ndarray], rate: np.ndarray, batch: np.ndarray
         sides = (np.exp(eta["small batch"]), np.exp(eta["large batch"]))
         y = y + np.exp(eta["batch"]) * two_sided(batch - eta["best batch"], *sides)
     excess = np.exp(curvature) * valley(rate - optimum, eta["left"], eta["right"])
-    if "cliff" in eta:
-        excess = excess + np.exp(eta["height"]) * (0.3 * softplus((rate - eta["cliff"]) / 0.3)) ** 2
+    cliff = (SMOOTH * softplus((rate - eta["cliff"]) / SMOOTH)) ** 2
+    excess = excess + np.exp(eta["height"]) * cliff
     return y + excess, excess, optimum
 
 
