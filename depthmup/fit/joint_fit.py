@@ -32,9 +32,10 @@ TOO_HIGH = 0.5  # octaves: a rate that diverges is above the optimum, give or ta
 WEIGHT = 10.0  # degrees of freedom of the scales' priors
 SCALED = 20.0  # those of the noise per excess
 FAR = 0.01  # excess of the log loss from which a training tells of the noise per excess
-JITTER = 1e-6  # share of the variance of discrepancies: kernels stay positive
+RESOLVED = 0.03  # octaves of the optimum, shares of the curvature: smaller discrepancies are left out
 ROUNDS = 60
 CONVERGED = 0.03  # change of the logarithms of the scales
+SMOOTH = 0.3  # octaves over which the cliff begins
 REACH = 10.0  # octaves from the optimum at which the valley ends
 STEP = 1e-5  # of derivatives
 DRAWS = 1000  # of the posterior
@@ -70,7 +71,6 @@ KERNELS = (
     Kernel("level", True, 2.0, 0.002),
     Kernel("optimum", True, 2.0, 0.2),
     Kernel("optimum", False, 0.0, 0.2),
-    Kernel("optimum", True, 0.0, 0.1),
     Kernel("curvature", True, 3.0, 0.2),
 )
 NOISE_PER_EXCESS = 0.08
@@ -87,6 +87,16 @@ def valley(u: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     s, v = np.clip(np.where(u < 0, left, right), -3.0, 1.5), np.minimum(np.abs(u), REACH)
     s = np.where(np.abs(s) < 1e-2, 1e-2, s)
     return np.asarray((np.expm1(s * v) - s * v) / s**2)
+
+
+def pivoted(covariance: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """A root of a covariance, (n, m), up to variances below `least`; and the m pivots, whose rows are triangular."""
+    from scipy.linalg import lapack
+
+    factor, pivots, rank, _ = lapack.dpstrf(covariance, tol=least, lower=1)
+    root = np.zeros((len(covariance), rank))
+    root[pivots - 1] = np.tril(factor)[:, :rank]
+    return root, pivots[:rank] - 1
 
 
 def softplus(x: np.ndarray) -> np.ndarray:
@@ -111,8 +121,8 @@ def mean_loss(eta: Mapping[str, np.ndarray], rate: np.ndarray, batch: np.ndarray
         sides = (np.exp(eta["small batch"]), np.exp(eta["large batch"]))
         y = y + np.exp(eta["batch"]) * two_sided(batch - eta["best batch"], *sides)
     excess = np.exp(curvature) * valley(rate - optimum, eta["left"], eta["right"])
-    if "cliff" in eta:
-        excess = excess + np.exp(eta["height"]) * (0.3 * softplus((rate - eta["cliff"]) / 0.3)) ** 2
+    cliff = (SMOOTH * softplus((rate - eta["cliff"]) / SMOOTH)) ** 2
+    excess = excess + np.exp(eta["height"]) * cliff
     return y + excess, excess, optimum
 
 
@@ -155,25 +165,24 @@ class JointFit:
         self.scales = np.array([kernel.scale for kernel in self.kernels])
         self.rough = [link for link in ("level", "optimum", "curvature") if any(k.link == link for k in self.kernels)]
         self.covariances = [kernel.between(self.rows.sizes, self.rows.sizes) for kernel in self.kernels]
-        groups = len(self.rows.sizes)
-        ends = len(self.names) + groups * np.arange(len(self.rough) + 1)
-        self.blocks = {link: slice(a, b) for link, a, b in zip(self.rough, ends[:-1], ends[1:], strict=True)}
-        self.size = int(ends[-1])
         self.features = {
             link: np.column_stack([self.rows.design[column] for column in prior]) for link, prior in self.links.items()
         }
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Roots of the discrepancies' covariances, which have fewer columns than groups, and where each lies in q."""
+        self.roots, self.pivots = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        end = len(self.names)
+        self.blocks = dict[str, slice]()
+        for link in self.rough:
+            least = self.noise0 / 2 if link == "level" else RESOLVED
+            self.roots[link], self.pivots[link] = pivoted(self._covariance(link, self.covariances), least**2)
+            self.blocks[link] = slice(end, end + len(self.pivots[link]))
+            end = self.blocks[link].stop
+        self.size = end
         self.precision = np.concatenate([1 / self.sd**2, np.ones(self.size - len(self.mean))])
         self.centre = np.concatenate([self.mean, np.zeros(self.size - len(self.mean))])
-        self.roots = self._roots()
-
-    def _roots(self) -> dict[str, np.ndarray]:
-        """Of each discrepancy, the Cholesky factor of its covariance over the groups."""
-        result = {}
-        for link in self.rough:
-            covariance = self._covariance(link, self.covariances)
-            covariance[np.diag_indices_from(covariance)] *= 1 + JITTER
-            result[link] = np.linalg.cholesky(covariance)
-        return result
 
     def _covariance(self, link: str, matrices: Sequence[np.ndarray]) -> np.ndarray:
         parts = zip(self.kernels, self.scales, matrices, strict=True)
@@ -266,7 +275,8 @@ class JointFit:
             known = dict(zip(start.names, start.q[: len(start.names)], strict=True))
             q[: len(self.names)] = [known.get(name, mean) for name, mean in zip(self.names, self.mean, strict=True)]
             self.scales, self.noise, self.per_excess = start.scales.copy(), start.noise, start.per_excess
-            self.roots = self._roots()
+            self._prepare()
+            q = np.concatenate([q[: len(self.names)], self.centre[len(self.names) :]])
         damping, now, parameters = 1e-2, self._cost(q), np.diag_indices(len(self.names))
         for number in range(ROUNDS):
             hessian, gradient, miss, scaling, robust = self._normal(q)
@@ -303,17 +313,19 @@ class JointFit:
             cho_factor(hessian, lower=True, check_finite=False), np.eye(self.size), check_finite=False
         )
         old = np.array([*self.scales, self.noise])
-        discrepancy = {link: self.roots[link] @ q[self.blocks[link]] for link in self.rough}
+        discrepancy = dict[str, np.ndarray]()
         for link in self.rough:
-            block, root = self.blocks[link], self.roots[link]
+            block, pivots = self.blocks[link], self.pivots[link]
+            root = self.roots[link][pivots]
+            discrepancy[link] = self.roots[link] @ q[block]
             inner = np.eye(len(root)) - covariance[block, block] - np.outer(q[block], q[block])
             half = solve_triangular(root, inner, lower=True, trans=1)
             inner = solve_triangular(root, half.T, lower=True, trans=1)  # precision less that of the posterior
             for k, (kernel, matrix) in enumerate(zip(self.kernels, self.covariances, strict=True)):
                 if kernel.link == link:
-                    sizes = self.rows.sizes if kernel.whole else self.rows.sizes[:, :-1]
+                    sizes = self.rows.sizes[pivots] if kernel.whole else self.rows.sizes[pivots, :-1]
                     count = len(np.unique(np.round(sizes, 6), axis=0))
-                    power = count - self.scales[k] ** 2 * float((matrix * inner).sum())
+                    power = count - self.scales[k] ** 2 * float((matrix[np.ix_(pivots, pivots)] * inner).sum())
                     variance = self.scales[k] ** 2 * max(power, 0.0)
                     self.scales[k] = math.sqrt((WEIGHT * kernel.scale**2 + variance) / (WEIGHT + count))
         near, far = (scaling <= FAR) & ~self.rows.diverged, (scaling > FAR) & ~self.rows.diverged
@@ -323,9 +335,12 @@ class JointFit:
         self.noise = math.sqrt((WEIGHT * self.noise0**2 + squares[near].sum()) / (WEIGHT + free))
         over = robust * np.maximum(miss**2 - self.noise**2 / self.rows.weight, 0) / np.maximum(scaling, FAR) ** 2
         self.per_excess = math.sqrt((SCALED * NOISE_PER_EXCESS**2 + over[far].sum()) / (SCALED + far.sum()))
-        self.roots, q = self._roots(), q.copy()
+        parameters = q[: len(self.names)]
+        self._prepare()
+        q = np.concatenate([parameters, self.centre[len(parameters) :]])
         for link, values in discrepancy.items():
-            q[self.blocks[link]] = solve_triangular(self.roots[link], values, lower=True)
+            pivots = self.pivots[link]
+            q[self.blocks[link]] = solve_triangular(self.roots[link][pivots], values[pivots], lower=True)
         return float(np.abs(np.log(np.array([*self.scales, self.noise]) / old)).max()), q
 
     @functools.cached_property
@@ -377,12 +392,13 @@ class JointFit:
         return np.column_stack([design[column] for column in self.links[link]])
 
     def _given_rows(self, link: str, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of a link's discrepancy at targets: (groups, targets), its weights of the whitened discrepancies of the rows,
-        and (targets,), the variance that these leave."""
+        """Of a link's discrepancy at targets: (columns, targets), its weights of the whitened discrepancies of the
+        rows, and (targets,), the variance that these leave."""
         from scipy.linalg import solve_triangular
 
-        cross = self._covariance(link, [kernel.between(self.rows.sizes, sizes) for kernel in self.kernels])
-        known = solve_triangular(self.roots[link], cross, lower=True)
+        pivots = self.pivots[link]
+        cross = self._covariance(link, [kernel.between(self.rows.sizes[pivots], sizes) for kernel in self.kernels])
+        known = solve_triangular(self.roots[link][pivots], cross, lower=True)
         total = sum(scale**2 for kernel, scale in zip(self.kernels, self.scales, strict=True) if kernel.link == link)
         return known, np.maximum(total - (known**2).sum(0), 0)
 

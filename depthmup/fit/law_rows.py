@@ -213,7 +213,6 @@ def gathered(table: Table, axes: tuple[str, ...]) -> Gathered:
         used = np.arange(len(curve.x))[curve.trains & curve.compared] if curve.best is not None else np.zeros(0, int)
         if len(used) >= SMOOTHED:
             smooth = curve.smooth()
-            used = np.flatnonzero(np.isin(curve.x, smooth.x))
             scatters.append(smooth.scatter * math.sqrt(np.median(smooth.counts)))
         mean = curve.mean
         counts = (~np.isnan(curve.kept)).sum(axis=1)
@@ -306,6 +305,8 @@ def links(of: Gathered, prior: Prior, bend: bool) -> Links:
     result["curvature"] = plane(of.curvature, 1.0, 0.3)
     result["left"] = plane(-0.3, 0.5, 0.15)
     result["right"] = plane(0.1, 0.5, 0.15)
+    result["cliff"] = {"1": (of.best + 3, 1.0), **dict.fromkeys(model, (0.0, 0.3))}
+    result["height"] = {"1": (-5.5, 1.0)}
     if both:
         result["best batch"] = plane(0.0, 1.0, 0.15, (0.5, 0.2), batch=False)
         result["batch"] = plane(-5.5, 1.0, 0.3, batch=False)

@@ -11,15 +11,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from depthmup.fit.joint_fit import FREEDOM, JointFit, mean_loss
-from depthmup.fit.law_rows import AXES, CONDITIONS, Gathered, Prior, checked_table, gathered, links, read
+from depthmup.fit.law_rows import AXES, CONDITIONS, MODEL, Gathered, Prior, checked_table, gathered, links, read
 from depthmup.names import POSITIVE, short, unknown
 
 BEND = 3.0  # nats of evidence that a bend needs
 QUANTILES = (0.025, 0.975)
 WIDE = 4.0  # octaves: an interval that is wider says hardly anything
 SAME_LINE = 0.02  # share of the sizes' spread off a line: with less, exponents cannot be told apart
-BELOW = 1e-6  # octaves by which a target may lie below the rows: rounding
+ROUNDING = 1e-6  # octaves by which a target may lie outside of the rows
 STEP = 1e-4  # octaves, of derivatives
+LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch", "large batch"}  # of the best loss
 CHUNK = 200  # targets at a time
 PRIORS = Path(__file__).with_name("priors.toml")
 
@@ -54,7 +55,8 @@ class Prediction(NamedTuple):
     learning_rate: the best value of the hyperparameter, whatever it is called; low, high: its 95% interval.
     cost, worst_cost: the expected cost of using it, and the cost that it exceeds in 2.5% of the cases.
     loss, loss_low, loss_high: of one training at that value, with its 95% interval.
-    outside: {axis: octaves above the largest size of the rows}, for axes on which the target lies outside.
+    outside: {axis: octaves above the largest size of the rows, or, negative, below the smallest}, of axes on which the
+        target lies outside.
     shares: what the variance of log2 of the rate comes from: "prior" of the law's coefficients, "noise" of the rows,
         "scatter" of the optima about the law, with the distance from the rows.
     hyperparameter: its name. advice: what would narrow an interval that says hardly anything, else "".
@@ -76,7 +78,7 @@ class Prediction(NamedTuple):
     def __str__(self) -> str:
         octaves = math.log2(self.high / self.low)
         name = self.hyperparameter.replace("_", " ")
-        outside = ", ".join(f"{value:.1f} octaves in {axis}" for axis, value in self.outside.items())
+        outside = ", ".join(f"{value:+.1f} octaves in {axis}" for axis, value in self.outside.items())
         shares = ", ".join(f"{100 * share:.0f}% {name}" for name, share in self.shares.items())
         return "\n".join(
             (
@@ -112,6 +114,11 @@ class ScalingLaw:
             self.notes.append(f"{', '.join(self.fixed)} {verb} one value: the exponent is the prior's alone")
         if self.together:
             self.notes.append(f"{', '.join(self.together)} move together: their exponents cannot be told apart")
+
+    @property
+    def curves(self) -> int:
+        """How many curves were fitted."""
+        return self._of.curves
 
     def _together(self) -> tuple[str, ...]:
         varied = [axis for axis in self.axes if axis not in self.fixed]
@@ -152,8 +159,8 @@ class ScalingLaw:
         """What the law says of a target, one number for each of its axes; an axis with one size may be left out.
 
         The value is the median of what may be best there. Conditions, such as optimizer="adamw", may be named: they
-        must be those of the rows. Raises ValueError for a missing or unknown size, one that is not positive, one below
-        the rows', and for other conditions than the rows'.
+        must be those of the rows. Raises ValueError for a missing or unknown size, one that is not positive, a model or
+        tokens below the rows', and for other conditions than the rows'.
         """
         target = self._target(sizes)
         drawn = self._drawn(target)
@@ -161,11 +168,12 @@ class ScalingLaw:
         low, rate, high = (float(q) for q in np.quantile(optimum, [QUANTILES[0], 0.5, QUANTILES[1]]))
         costs = np.expm1(mean_loss(drawn.links, np.array([rate]), drawn.batch)[1][:, 0])
         loss = self._losses(target, np.array([rate]))
-        outside = {
-            axis: float(beyond)
-            for axis in self.axes
-            if (beyond := np.log2(target[axis][0]) - self._of.sizes[axis].max()) > BELOW
-        }
+        outside = dict[str, float]()
+        for axis in self.axes:
+            x, known = math.log2(target[axis][0]), self._of.sizes[axis]
+            beyond = float(max(x - known.max(), 0.0) + min(x - known.min(), 0.0))
+            if abs(beyond) > ROUNDING:
+                outside[axis] = beyond
         parts = self._sources(target, drawn)
         shares = {name: value / max(sum(parts), 1e-300) for name, value in parts._asdict().items()}
         return Prediction(
@@ -218,7 +226,8 @@ class ScalingLaw:
                 result[name] = np.array([float(value)])
         for axis in self.axes:
             smallest = float(self._of.sizes[axis].min())
-            if axis in result and np.log2(result[axis][0]) < smallest - BELOW:
+            below = axis in result and math.log2(result[axis][0]) < smallest - ROUNDING
+            if below and axis in (*MODEL, "tokens"):
                 raise ValueError(f"{axis} {result[axis][0]:g} is below the rows', which begin at {2**smallest:g}")
             if axis not in result and axis not in self.fixed:
                 raise ValueError(f"the target has no {axis}")
@@ -242,11 +251,27 @@ class ScalingLaw:
 
     def _losses(self, sizes: Mapping[str, np.ndarray], rates: np.ndarray) -> Losses:
         drawn = self._drawn(sizes)
-        log, excess, optimum = mean_loss(drawn.links, rates, drawn.batch)
+        _, excess, optimum = mean_loss(drawn.links, rates, drawn.batch)
+        log = self._best_loss(drawn) + excess
         spread = self._fit.spread(excess, rates > optimum)
         noise = np.random.default_rng(2).standard_t(FREEDOM, size=log.shape)
         low, high = np.exp(np.quantile(log + spread * noise, QUANTILES, axis=0))
         return Losses(np.exp(np.median(log, axis=0)), low, high)
+
+    def _best_loss(self, drawn: _Drawn) -> np.ndarray:
+        """(draws, targets), the log loss at the best rate. It is linear about the mode: the rows determine sums of
+        the terms well and each term badly, so that far draws would leave the data."""
+
+        def best(links: Mapping[str, np.ndarray]) -> np.ndarray:
+            log, excess, _ = mean_loss(links, np.zeros(1), drawn.batch)
+            return log - excess
+
+        mode = best(drawn.mode)
+        result = np.zeros_like(drawn.links["level"]) + mode
+        for name in LEVEL & drawn.mode.keys():
+            slope = (best({**drawn.mode, name: drawn.mode[name] + STEP}) - mode) / STEP
+            result += slope * (drawn.links[name] - drawn.mode[name])
+        return result
 
 
 class _Drawn(NamedTuple):
