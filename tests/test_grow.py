@@ -1,6 +1,7 @@
 """`sweep.grow` from planted rows: nothing is trained."""
 
 import math
+import re
 
 import pytest
 
@@ -38,6 +39,33 @@ def test_the_best_learning_rate_of_the_smallest_size(tmp_path):
     assert (grown.settings.model.width, grown.settings.model.depth) == (64, 48)
     assert "at depth 3; depth 3 to 24: does not transfer: " in grown.notes[0]
     assert flat(grown.settings)["optimizer.learning_rate"] == grown.changes["optimizer.learning_rate"]
+
+
+def test_a_prediction_that_is_sure_enough_is_taken(tmp_path):
+    """A target that is near: along the one axis that was swept. Else the rate is copied, and a note says why."""
+    settings = put(finished(tmp_path), {"parameterization.name": "mup"})
+    grown = sweep.grow(settings, 16, 30, tmp_path)
+    rate = grown.changes["optimizer.learning_rate"]
+    assert math.log2(rate) == pytest.approx(-1 - 1.5 * math.log2(30 / 3), abs=0.3)
+    assert f"predicts learning rate {rate:.3g} [" in grown.notes[1]
+    assert "% on average and at most " in grown.notes[1]
+    assert "; 0.493 would be copied; expected loss 0.1" in grown.notes[1]
+    for width, depth, reason in ((16, 2, "depth 2 is below the rows'"), (16, 3000, "octaves, and 2 are too many")):
+        copied = sweep.grow(settings, width, depth, tmp_path)
+        assert math.log2(copied.changes["optimizer.learning_rate"]) == pytest.approx(-1, abs=0.1)
+        assert copied.notes[1].startswith("learning rate 0.493 is copied from the smallest size: ")
+        assert reason in copied.notes[1]
+
+
+def test_a_batch_rule_is_not_applied_twice(tmp_path):
+    """Its factor is in the rate that the law predicts, and comes with the rule again."""
+    settings = put(finished(tmp_path), {"parameterization.name": "mup"})
+    run = {"batch_size": 2 * settings.data.batch_size, "epochs": settings.epochs}
+    octaves = []
+    for rule in ("none", "sde"):
+        (note,) = [n for n in sweep.grow(settings, 16, 30, tmp_path, **run, batch_rule=rule).notes if "predicts" in n]
+        octaves.append(math.log2(float(re.search(r"predicts (?:learning rate )?(\S+) \[", note)[1])))
+    assert octaves[0] - octaves[1] == pytest.approx(1, abs=0.05)
 
 
 def test_what_a_sweep_cannot_tell(tmp_path):
@@ -112,7 +140,7 @@ def test_the_command_of_a_sweep_with_one_optimizer(tmp_path, call, seeds):  # no
     study = tiny.study(**GRID | ADAM | {"sweep__seeds": seeds}, epochs=1.5)
     workdir = store(tmp_path, study, planted(study, lambda point: -1.03))
     done = call("grow", "--depth=48", "--workdir", str(workdir))
-    note, line = done.stdout.splitlines()
+    note, _, line = done.stdout.splitlines()
     verdict = "transfers: 0.4" if seeds == 3 else "undecided: one seed does not decide"
     assert "depth_mup, adam: best learning rate 0.4" in note
     assert f"at depth 3; depth 3 to 24: {verdict}" in note

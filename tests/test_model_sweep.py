@@ -221,6 +221,9 @@ def test_what_a_sweep_says(whole, tmp_path):
     first = result.curves[0].result
     assert result.learning_rate == first.tuned
     m.optimizer("adamw", result.learning_rate)
+    p = result.predict(width=2 * WIDTH, depth=16, batch_size=BATCH, steps=2 * STEPS)
+    assert 0 < p.low < p.learning_rate < p.high
+    assert set(p.outside) == {"width", "depth", "steps"}
     assert result.report() == workdir / "report.html"
     assert (workdir / "loss_over_depth.png").exists()
     result.plot(tmp_path / "picture.png")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas
+
 from depthmup.batch_rules import RULES
+from depthmup.optim import family_of
 from depthmup.report.curves import grouped_by, judge
+from depthmup.report.large_run import sweep_law
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put, value_of
 from depthmup.train.build import optimizer_of, run_of, steps_of, task_of
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials.config_study import ConfigStudy, from_identity
 from depthmup.trials.store import load
 from depthmup.trials.verdicts import TransferCurve
+
+NARROW = 2.0  # octaves: a predicted learning rate is taken if its 95% interval is narrower
 
 
 class Grown(NamedTuple):
@@ -41,7 +48,9 @@ def grow(
 
     Args:
       width, depth: of the larger run, in the unit of model.width and model.depth.
-      workdir: of a finished sweep of `settings`; the learning rate is then the best one at the sweep's smallest size.
+      workdir: of a finished sweep of `settings`; the learning rate is then what the law over all its sizes predicts for
+        the larger run, if the 95% interval of that is narrower than two octaves, else the best one at the sweep's
+        smallest size. notes say which, and what using the prediction may cost.
       batch_size, epochs: of the larger run; None: as in `settings`.
       batch_rule: of `dm.batch_rules`, how hyperparameters follow both; the base is then what `settings` have.
 
@@ -52,7 +61,8 @@ def grow(
     notes: list[str] = []
     tuned = settings
     if workdir is not None:
-        curves = _curves(settings, workdir)
+        rows = load(workdir)
+        curves = _curves(settings, rows, workdir)
         changes[LEARNING_RATE] = float(f"{_best(curves[0]):.4g}")
         tuned = put(settings, {f"model.{curves[0].axis}": int(curves[0].result.values[0])})
         for c in curves:
@@ -71,6 +81,9 @@ def grow(
     if run := run_of(grown):
         optimizer_of(grown)  # raises if the rule has no such size
         notes.append(run.words(grown.optimizer.name))
+    if workdir is not None:
+        grown, note = _predicted(settings, grown, rows)
+        notes.append(note)
     before, after = flat(settings), flat(grown)
     return Grown(grown, {key: value for key, value in after.items() if value != before.get(key)}, notes)
 
@@ -125,13 +138,46 @@ def _run(settings: Settings, batch_size: int | None, epochs: float | None, rule:
     return changes
 
 
-def _curves(settings: Settings, workdir: str | Path) -> list[TransferCurve]:
+def _predicted(settings: Settings, grown: Settings, rows: pandas.DataFrame) -> tuple[Settings, str]:
+    """The grown settings with the learning rate that the law of the rows predicts, where it is sure enough, else with
+    the copied one that they have; and what is known of both.
+
+    settings: of the sweep.
+    """
+    copied = grown.optimizer.learning_rate
+    copies = f"learning rate {copied:.3g} is copied from the smallest size"
+    if settings.parameterization.name == "sp":
+        return grown, f"{copies}: the law of rows under sp says nothing of depth_mup"
+    try:
+        law = sweep_law(rows, ConfigStudy(settings), settings.optimizer.name, settings.parameterization.name).law
+        sizes: dict[str, Any] = {"width": grown.model.width, "depth": grown.model.depth}
+        if "steps" not in law.fixed or steps_of(grown) != steps_of(settings):
+            sizes |= {"batch_size": grown.data.batch_size, "steps": steps_of(grown)}
+        p = law.at(**sizes)
+    except ValueError as error:
+        return grown, f"{copies}: {error}"
+    run = run_of(grown)
+    factor = run.factors(family_of(grown.optimizer.name))["learning_rate"] if run else 1.0
+    octaves = math.log2(p.high / p.low)
+    prediction = (
+        f"{p.learning_rate / factor:.3g} [{p.low / factor:.3g}, {p.high / factor:.3g}] (95%), which costs "
+        f"{100 * p.cost:.2g}% on average and at most {100 * p.worst_cost:.2g}% (97.5%)"
+    )
+    if octaves >= NARROW:
+        wide = f"its interval has {octaves:.1f} octaves, and {NARROW:g} are too many"
+        return grown, f"{copies}: the law over all sizes predicts {prediction}, but {wide}"
+    loss = f"expected {settings.sweep.judge_by.replace('_', ' ')} {p.loss:.4g} [{p.loss_low:.4g}, {p.loss_high:.4g}]"
+    grown = put(grown, {LEARNING_RATE: float(f"{p.learning_rate / factor:.4g}")})
+    return grown, f"the law over all sizes predicts learning rate {prediction}; {copied:.3g} would be copied; {loss}"
+
+
+def _curves(settings: Settings, rows: pandas.DataFrame, workdir: str | Path) -> list[TransferCurve]:
     """The sweep's learning-rate curves over depth and width for the parameterization and optimizer of `settings`.
 
     The first curve has a best learning rate. `grow` says what is raised.
     """
     label = f"{settings.parameterization.name} with {settings.optimizer.name}"
-    rates = [c for c in judge(load(workdir), ConfigStudy(settings)) if c.of_rate]
+    rates = [c for c in judge(rows, ConfigStudy(settings)) if c.of_rate]
     names = grouped_by(rates, lambda c: f"{c.parameterization} with {c.optimizer}")
     curves = [c for c in names.get(label, []) if c.axis in ("depth", "width")]  # `batch_rule` is for the other sizes
     if variants := {c.variant for c in curves} - {""}:
