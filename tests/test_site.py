@@ -28,7 +28,7 @@ BESIDE = ["CHANGELOG.md", "CONTRIBUTING.md"]  # pages of the site that stand in 
 # The Python of a page and what it must have done: {page: (number of blocks, check of its names)}.
 PYTHON = {
     "api/core.md": (8, lambda n: n["report"].slopes and n["ntk"]["all"].shape == (16, 16)),
-    "api/fit.md": (5, lambda n: n["found"].verdict == "does not transfer" and abs(n["law"].exponent + 1) < 0.01),
+    "api/fit.md": (6, lambda n: n["found"].verdict == "does not transfer" and abs(n["law"].exponent + 1) < 0.01),
     "api/theory.md": (2, lambda n: n["lazy"].train.shape == (10, 4)),
     "api/sweep.md": (1, lambda n: n["result"].page.exists()),
     "api/models.md": (3, lambda n: set(n["unrolled"]) > {"block_0", "block_3"}),
