@@ -33,7 +33,8 @@ So the numbers on the 117 are what is reachable, not proof. The priors of expone
   5B -> 429M and more, 20B and more; and every other split by one size: at most P parameters -> more, at most D tokens
   -> more, for each P and D that leave at least five curves to fit and five to predict.
 - Our rows: of each sweep along an axis the largest size is left out, for each family and parameterization; and the jump
-  of experiments/jump.py (16 x 2, batches of 8, 256 steps -> 64 x 8, 32, 1,024) from the sweeps of single axes.
+  of experiments/jump.py (16 x 2, batches of 8, 256 steps -> 64 x 8, 32, 1,024) from the sweeps of single axes, for "sp"
+  (under the others the units of the sweeps differ).
 
 **Measures.** *Off*: log2 of the predicted rate over the measured optimum (`fit.optimum`), root mean square. *Cost*: the
 smoothed curve (`fit.curve`) at the predicted rate over its minimum; a rate off the grid counts as the grid's end.
@@ -423,21 +424,22 @@ def own_scores() -> Iterator[tuple[str, Score]]:
 
 
 def jump_scores() -> Iterator[tuple[str, Score]]:
-    """The large training of experiments/jump.py, from the sweeps of language.py and scaling.py along single axes."""
+    """The large training of experiments/jump.py under "sp", from its base, the sweeps of scaling.py along batch size
+    and steps, and as a prior the exponents of width and depth by language.py, whose trainings have other settings."""
     language = pandas.read_parquet(RESULTS / "language.parquet")
+    shapes = language[(language["parameterization"] == "sp") & (language["optimizer"] == "adamw")]
+    exponents = fit.scaling_law(shapes.drop(columns="optimizer"), sizes=("width", "depth")).exponents
     scaling = pandas.read_parquet(RESULTS / "scaling.parquet")
     batches = scaling[scaling["case"] == "adamw"].assign(width=32, depth=2)
     jump = pandas.read_parquet(RESULTS / "jump.parquet")
-    for name in ("sp", "mup", "depth_mup", "completep"):
-        is_name = (language["parameterization"] == name) & (language["optimizer"] == "adamw")
-        shapes = language[is_name].assign(batch_size=32, steps=512)
-        shapes = shapes[(shapes["width"] != 32) | (shapes["depth"] != 2)]  # the base is in both
-        columns = [*SIZES, "learning_rate", "seed", "loss", "diverged"]
-        rows = pandas.concat([shapes[columns], batches[columns]]).assign(parameterization=name)
-        of = measured(jump[(jump["parameterization"] == name) & (jump["width"] == 64)], SIZES)
-        if of:
-            law = fit.scaling_law(rows, sizes=SIZES)
-            yield name, score(law.curves, of, predicted(law, of))
+    jump = jump[jump["parameterization"] == "sp"]
+    columns = [*SIZES, "learning_rate", "seed", "loss", "diverged"]
+    rows = pandas.concat([jump[jump["width"] == 16][columns], batches[columns]])
+    measured_before = {axis: (e.value, (e.high - e.low) / 4) for axis, e in exponents.items()}
+    prior = fit.Prior({"batch_size": (0.5, 0.3), "steps": (-0.3, 0.3), **measured_before})
+    of = measured(jump[jump["width"] == 64], SIZES)
+    law = fit.scaling_law(rows, sizes=SIZES, prior=prior)
+    yield "sp", score(law.curves, of, predicted(law, of))
 
 
 PARTS = ("planted", "pool", "rows", "published", "scalebench")

@@ -27,6 +27,9 @@ FREE = 3.0  # sd of an exponent without a prior
 # Exponents of the loss per octave, (mean, sd), of Chinchilla's law; parameters grow as width^2 x depth.
 LOSS = {"parameters": (-0.34, 0.12), "width": (-0.68, 0.3), "depth": (-0.34, 0.2), "data": (-0.28, 0.1)}
 
+CRITICAL = (0.5, 0.3)  # exponent of the critical batch size over data, (mean, sd)
+BENT = {"slope": (0.75, 0.3), "sharpness": (-0.7, 0.4), "flatter": (0.0, 0.3)}  # links of a bend, (mean, sd)
+
 
 class Prior(NamedTuple):
     """What is known of the exponents of the best rate before the rows: {axis: (mean, sd)} for width, depth, batch_size
@@ -312,8 +315,6 @@ def links(of: Gathered, prior: Prior, bend: bool) -> Links:
         result["batch"] = plane(-5.5, 1.0, 0.3, batch=False)
         result["small batch"] = result["large batch"] = {"1": (-0.22, 0.5)}
     if bend:
-        result["bend"] = plane(0.0, 1.5, 0.2, (0.5, 0.3), batch=False)
-        result["slope"] = {"1": (0.75, 0.3)}
-        result["sharpness"] = {"1": (-0.7, 0.4)}
-        result["flatter"] = {"1": (0.0, 0.3)}
+        result["bend"] = plane(0.0, 1.5, 0.2, CRITICAL, batch=False)
+        result |= {name: {"1": of_link} for name, of_link in BENT.items()}
     return result

@@ -10,8 +10,20 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from depthmup.fit.joint_fit import FREEDOM, JointFit, mean_loss
-from depthmup.fit.law_rows import AXES, CONDITIONS, MODEL, Gathered, Prior, checked_table, gathered, links, read
+from depthmup.fit.joint_fit import DRAWS, FREEDOM, JointFit, mean_loss
+from depthmup.fit.law_rows import (
+    AXES,
+    BENT,
+    CONDITIONS,
+    CRITICAL,
+    MODEL,
+    Gathered,
+    Prior,
+    checked_table,
+    gathered,
+    links,
+    read,
+)
 from depthmup.names import POSITIVE, short, unknown
 
 BEND = 3.0  # nats of evidence that a bend needs
@@ -19,6 +31,8 @@ QUANTILES = (0.025, 0.975)
 WIDE = 4.0  # octaves: an interval that is wider says hardly anything
 SAME_LINE = 0.02  # share of the sizes' spread off a line: with less, exponents cannot be told apart
 ROUNDING = 1e-6  # octaves by which a target may lie outside of the rows
+FAILS = 5.0  # nats of log loss above the best: such a training has failed, and worse ones cost no more
+UNSEEN = 3.0  # octaves beyond the largest batch size within which a bend may lie that the rows do not show, sd
 STEP = 1e-4  # octaves, of derivatives
 LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch", "large batch"}  # of the best loss
 CHUNK = 200  # targets at a time
@@ -149,11 +163,28 @@ class ScalingLaw:
     def _drawn(self, sizes: Mapping[str, np.ndarray], rough: bool = True) -> _Drawn:
         design = self._of.coordinates.design(sizes)
         links = self._fit.links_at(self._of.coordinates.places(design), design, rough)
-        return _Drawn(
-            {name: link.drawn for name, link in links.items()},
-            {name: link.mode for name, link in links.items()},
-            design["batch_size"],
-        )
+        drawn = {name: link.drawn for name, link in links.items()}
+        if rough and self._unseen is not None:
+            drawn |= self._bend_beyond(self._unseen, design["data"])
+        return _Drawn(drawn, {name: link.mode for name, link in links.items()}, design["batch_size"])
+
+    @functools.cached_property
+    def _unseen(self) -> float | None:
+        """Of a straight law over batch sizes, the largest batch size over the square root of the data, log2: a bend may
+        lie beyond it. None for a law that bends, or of one batch size."""
+        if self.bends or "batch_size" not in self.axes or "batch_size" in self.fixed:
+            return None
+        design = self._fit.rows.design
+        return float((design["batch_size"] - CRITICAL[0] * design["data"]).max())
+
+    @staticmethod
+    def _bend_beyond(edge: float, data: np.ndarray) -> dict[str, np.ndarray]:
+        """Links of bends that the rows do not show: every optimizer has a critical batch size, somewhere beyond."""
+        rng = np.random.default_rng(3)
+        where = edge + UNSEEN * np.abs(rng.normal(size=(DRAWS, 1)))
+        slope, sharpness, flatter = (rng.normal(*BENT[name], size=(DRAWS, 1)) for name in BENT)
+        bend = where + CRITICAL[0] * data + 0 * slope
+        return {"bend": bend, "slope": slope, "sharpness": sharpness, "flatter": flatter}
 
     def at(self, **sizes: Any) -> Prediction:
         """What the law says of a target, one number for each of its axes; an axis with one size may be left out.
@@ -166,7 +197,7 @@ class ScalingLaw:
         drawn = self._drawn(target)
         optimum = mean_loss(drawn.links, np.zeros(1), drawn.batch)[2][:, 0]
         low, rate, high = (float(q) for q in np.quantile(optimum, [QUANTILES[0], 0.5, QUANTILES[1]]))
-        costs = np.expm1(mean_loss(drawn.links, np.array([rate]), drawn.batch)[1][:, 0])
+        costs = np.expm1(np.minimum(mean_loss(drawn.links, np.array([rate]), drawn.batch)[1][:, 0], FAILS))
         loss = self._losses(target, np.array([rate]))
         outside = dict[str, float]()
         for axis in self.axes:

@@ -1,0 +1,262 @@
+"""fit.scaling_law: planted laws, what a table may be, and what is wrong with one."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pandas
+import pytest
+
+from depthmup import fit
+from depthmup.fit import joint_fit
+from experiments import law as experiment
+
+Row = dict[str, float]
+SIZES = {"width": 1024, "batch_size": 512, "steps": 8192}
+
+
+def sweep(name: str = "straight", seed: int = 0) -> tuple[list[Row], list[experiment.Target]]:
+    return experiment.planted(experiment.CASES[name], np.random.default_rng(seed))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return sweep()[0]
+
+
+@pytest.fixture(scope="module")
+def law(rows: list[Row]) -> fit.ScalingLaw:
+    return fit.scaling_law(rows)
+
+
+def test_exponents_of_a_straight_law(law: fit.ScalingLaw) -> None:
+    planted = dict(zip(("width", "batch_size", "steps"), experiment.Case().exponents, strict=True))
+    assert law.exponents.keys() == planted.keys()
+    for axis, estimate in law.exponents.items():
+        assert estimate.low - 0.05 < planted[axis] < estimate.high + 0.05
+        assert estimate.high - estimate.low < 0.5
+    assert not law.bends
+
+
+@pytest.mark.parametrize("name", ["straight", "bent", "bent, the target far above", "straight, scatter .3"])
+def test_intervals_hold_the_truth(name: str) -> None:
+    held = []
+    for seed in range(5):
+        table, targets = sweep(name, 100 + seed)
+        fitted = fit.scaling_law(table)
+        for sizes, best, loss in targets:
+            p = fitted.at(**sizes)
+            at_best = fitted.loss([{**sizes, "learning_rate": 2.0**best}])
+            held.append((p.low <= 2.0**best <= p.high, at_best.low[0] <= loss <= at_best.high[0]))
+    assert np.mean(held, axis=0).min() >= 0.8  # 20 each; experiments/law.py has the coverage of many
+
+
+def test_a_bend_is_taken_where_the_rows_ask_for_it() -> None:
+    table, _ = sweep("bent", 1)
+    assert fit.scaling_law(table).bends
+
+
+def test_a_prediction(law: fit.ScalingLaw) -> None:
+    p = law.at(**SIZES)
+    assert 0 < p.low < p.learning_rate < p.high
+    assert 0 <= p.cost < p.worst_cost
+    assert p.loss_low < p.loss < p.loss_high
+    assert p.outside == pytest.approx({"width": 2, "batch_size": 2, "steps": 2})
+    assert sum(p.shares.values()) == pytest.approx(1)
+    lines = str(p).splitlines()
+    assert len(lines) == 4
+    assert "learning rate" in lines[0]
+    assert "+2.0 octaves in width" in lines[3]
+
+
+def test_the_interval_grows_with_the_distance(law: fit.ScalingLaw) -> None:
+    near, far = law.at(width=256, batch_size=128, steps=2048), law.at(width=4096, batch_size=2048, steps=32768)
+    assert near.outside == {}
+    assert math.log2(far.high / far.low) > math.log2(near.high / near.low)
+    assert far.loss_high / far.loss_low > near.loss_high / near.loss_low
+    assert far.worst_cost > near.worst_cost
+
+
+def test_losses_of_rows_of_any_rate(law: fit.ScalingLaw, rows: list[Row]) -> None:
+    loss = law.loss(rows)
+    truth = np.array([row["loss"] for row in rows])
+    assert np.median(np.abs(loss.mean / truth - 1)) < 0.01
+    assert ((loss.low <= truth) & (truth <= loss.high)).mean() > 0.9
+
+
+def test_tables_of_every_form(law: fit.ScalingLaw, rows: list[Row], tmp_path) -> None:
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    rate = law.at(**SIZES).learning_rate
+    for table in (pandas.DataFrame(rows), columns, path, str(path)):
+        assert fit.scaling_law(table).at(**SIZES).learning_rate == pytest.approx(rate, rel=1e-6)
+
+
+def test_parameters_and_tokens(rows: list[Row]) -> None:
+    table = pandas.DataFrame(rows)
+    table["parameters"], table["tokens"] = table["width"] ** 2, table["batch_size"] * table["steps"]
+    fitted = fit.scaling_law(table.drop(columns=["width", "steps"]))
+    assert fitted.axes == ("parameters", "tokens", "batch_size")
+    assert fitted.exponents["parameters"].value == pytest.approx(-0.4, abs=0.15)  # of width, halved
+    assert fitted.exponents["batch_size"].value == pytest.approx(0.4 + 0.25, abs=0.2)  # at as many tokens
+    same = fit.scaling_law(table, sizes=["parameters", "tokens", "batch_size"])
+    assert same.exponents == fitted.exponents
+
+
+def test_without_a_prior_and_with_one_of_ones_own(rows: list[Row], law: fit.ScalingLaw) -> None:
+    free = fit.scaling_law(rows, prior=None)
+    assert free.exponents["width"].value == pytest.approx(law.exponents["width"].value, abs=0.15)
+    told = fit.scaling_law(rows, prior=fit.Prior({"width": (2.0, 0.001)}))
+    assert told.exponents["width"].value == pytest.approx(2.0, abs=0.01)
+
+
+def test_an_axis_with_one_value_has_the_priors_exponent(rows: list[Row]) -> None:
+    fitted = fit.scaling_law([row for row in rows if row["width"] == 128], prior=fit.Prior({"width": (-1.0, 0.1)}))
+    assert fitted.fixed == ("width",)
+    assert fitted.exponents["width"].value == pytest.approx(-1, abs=0.05)
+    assert "width has one value" in repr(fitted)
+    larger = fitted.at(width=512, batch_size=128, steps=2048)
+    same = fitted.at(batch_size=128, steps=2048)
+    assert math.log2(larger.learning_rate / same.learning_rate) == pytest.approx(-2, abs=0.2)
+    assert larger.shares["prior"] > same.shares["prior"]
+
+
+def test_sizes_that_move_together(rows: list[Row]) -> None:
+    line = [row for row in rows if row["batch_size"] / row["width"] == 0.25 and row["steps"] / row["width"] == 8]
+    fitted = fit.scaling_law(line)
+    assert set(fitted.together) == {"width", "batch_size", "steps"}
+    assert "cannot be told apart" in repr(fitted)
+    p = fitted.at(width=512, batch_size=128, steps=4096)
+    assert math.log2(p.learning_rate) == pytest.approx(-8 + 2 * (-0.8 + 0.4 - 0.25) - 0.6, abs=1.5)
+
+
+def test_a_rate_that_diverges_says_that_it_is_too_high() -> None:
+    rates = 2.0 ** np.arange(-10, -3)
+    table = [
+        {"width": width, "learning_rate": rate, "loss": 2 + 0.05 * (math.log2(rate) + 2 + math.log2(width)) ** 2}
+        for width in (16, 32, 64, 128)
+        for rate in rates
+    ]
+    whole = fit.scaling_law(table)
+    for row in table:
+        if row["learning_rate"] * row["width"] > 0.3:
+            row["loss"], row["diverged"] = math.nan, True
+    cut = fit.scaling_law(table)
+    assert cut._of.rows.diverged.any()
+    assert math.log2(cut.at(width=256).learning_rate / whole.at(width=256).learning_rate) == pytest.approx(0, abs=0.5)
+
+
+def test_seeds_narrow_the_interval() -> None:
+    rng = np.random.default_rng(0)
+    table = [
+        {"width": w, "learning_rate": 2.0**x, "seed": s, "loss": math.exp(0.02 * (x + 8) ** 2 + 0.02 * rng.normal())}
+        for w in (32, 64, 128, 256)
+        for x in range(-12, -4)
+        for s in range(6)
+    ]
+    one, six = (fit.scaling_law([row for row in table if row["seed"] < n]).exponents["width"] for n in (1, 6))
+    assert six.high - six.low < one.high - one.low
+
+
+def test_another_hyperparameter_and_measure() -> None:
+    table = [
+        {"depth": d, "momentum": 2.0**x, "validation_accuracy": 0.9 - 0.01 * (x + math.log2(d)) ** 2}
+        for d in (2, 4, 8)
+        for x in range(-6, 3)
+    ]
+    fitted = fit.scaling_law(table, hyperparameter="momentum", measure="validation_accuracy", prior=None)
+    assert fitted.exponents["depth"].value == pytest.approx(-1, abs=0.2)
+    assert str(fitted.at(depth=16)).startswith("momentum")
+
+
+def test_a_wide_interval_says_what_is_missing(rows: list[Row]) -> None:
+    fitted = fit.scaling_law([row for row in rows if row["width"] == 128], prior=None)
+    p = fitted.at(width=4096, batch_size=128, steps=2048)
+    assert "octaves wide: train a second width" in str(p)
+
+
+def without(table: list[Row], *names: str) -> list[Row]:
+    return [{name: value for name, value in row.items() if name not in names} for row in table]
+
+
+def changed(table: list[Row], **values: object) -> list[dict[str, object]]:
+    return [{**table[0], **values}, *table[1:]]
+
+
+BAD = {
+    "the table is empty": lambda rows: [],
+    "no column 'loss'": lambda rows: without(rows, "loss"),
+    "no column 'learning_rate'": lambda rows: without(rows, "learning_rate"),
+    "no column of a size": lambda rows: without(rows, "width", "batch_size", "steps"),
+    "all rows have one size": lambda rows: rows[:7],
+    "every row has diverged": lambda rows: [{**row, "loss": math.nan, "diverged": True} for row in rows],
+    "width must be positive": lambda rows: changed(rows, width=0),
+    "steps must be positive": lambda rows: changed(rows, steps=-4),
+    "learning_rate must be positive": lambda rows: changed(rows, learning_rate=0.0),
+    "loss must not be negative": lambda rows: changed(rows, loss=-1.0),
+    "diverged must be True or False": lambda rows: changed(rows, diverged="perhaps"),
+    "the same rate and seed": lambda rows: [*rows, rows[0]],
+    "2 values of optimizer": lambda rows: [{**row, "optimizer": "adam" if i else "sgd"} for i, row in enumerate(rows)],
+    "there is no table 'no.csv'": lambda rows: "no.csv",
+    "equally long": lambda rows: {"width": [1, 2], "loss": [1.0]},
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_tables(words: str, rows: list[Row]) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        fit.scaling_law(BAD[words](rows))
+    assert "\n" not in str(error.value)
+
+
+def test_bad_arguments(rows: list[Row]) -> None:
+    for arguments, words in (
+        ({"prior": "rule"}, "prior must be"),
+        ({"sizes": ["breadth"]}, "unknown size"),
+        ({"sizes": ["depth"]}, "no column 'depth'"),
+        ({"hyperparameter": "decay"}, "no column 'decay'"),
+        ({"measure": "error"}, "no column 'error'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fit.scaling_law(rows, **arguments)
+
+
+def test_bad_targets(rows: list[Row]) -> None:
+    fitted = fit.scaling_law([{**row, "optimizer": "adamw"} for row in rows])
+    for sizes, words in (
+        ({"width": 512, "steps": 512}, "the target has no batch_size"),
+        ({**SIZES, "depth": 4}, "the rows have no depth"),
+        ({**SIZES, "width": 0}, "width must be positive"),
+        ({**SIZES, "steps": -1}, "steps must be positive"),
+        ({**SIZES, "width": 8}, "width 8 is below the rows', which begin at 64"),
+        ({**SIZES, "optimizer": "muon"}, "the rows have optimizer 'adamw', the target has 'muon'"),
+        ({**SIZES, "schedule": "cosine"}, "the rows have no column 'schedule'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fitted.at(**sizes)
+    with pytest.raises(ValueError, match="no column 'batch_size'"):
+        fitted.loss(without(rows, "batch_size"))
+
+
+def test_a_root_of_low_rank_has_the_covariance() -> None:
+    x = np.linspace(0, 3, 40)[:, None] * np.ones(2)
+    covariance = joint_fit.Kernel("level", True, 2.0, 1.0).between(x, x)
+    root, pivots = joint_fit.pivoted(covariance, 1e-4)
+    assert root.shape == (40, len(pivots))
+    assert len(pivots) < 20
+    assert np.abs(root @ root.T - covariance).max() < 2e-4
+    assert np.allclose(np.triu(root[pivots], 1), 0)
+
+
+def test_the_valley_is_smooth_at_its_optimum() -> None:
+    u = np.array([-1e-3, 0.0, 1e-3])
+    for side in (-2.0, 0.0, 1.0):
+        value = joint_fit.valley(u, np.full(3, side), np.full(3, side))
+        assert value[1] == 0
+        assert value[[0, 2]] == pytest.approx(0.5e-6, rel=1e-2)
