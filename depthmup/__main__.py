@@ -8,12 +8,11 @@ from depthmup import interrupt, usage
 def main(program: str = "depthmup") -> None:
     """Run the command; the core alone, installed without the extra `run`, has no command but `law` and says so."""
     interrupt.watch()
-    words = sys.argv[1:]
     try:
-        if usage.verb_of(words) == "law" and not usage.asks_for_help(words):
+        if usage.verb_of(sys.argv[1:]) == "law":
             from depthmup import law
 
-            sys.exit(law.run(program, words))
+            sys.exit(law.run(program, sys.argv[1:]))
         from depthmup import command
     except ModuleNotFoundError as error:
         print(f"error: {program} needs {error.name}: pip install 'depthmup[run]'", file=sys.stderr)

@@ -45,6 +45,9 @@ class _Parser(argparse.ArgumentParser):
 
 def run(program: str, words: Sequence[str]) -> int:
     """Print what the table of a call says, and write its page. The exit status: 2 for a mistake, in one line."""
+    if usage.asks_for_help(words):
+        print(usage.text(program, words))
+        return 0
     try:
         call = _parsed(words)
         target = _target(call.target)

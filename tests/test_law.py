@@ -92,7 +92,7 @@ def test_the_prediction_is_near_the_truth(large):
 
 
 def test_the_picture(large):
-    """A panel for each axis, each with all measured sizes, those on its line in color, and the target."""
+    """A panel for each axis with the target and all measured sizes, moved to its line or in color on it."""
     panels = large.figure().axes
     assert [panel.get_xlabel() for panel in panels] == ["parameters", "tokens"]
     assert [panel.get_title() for panel in panels] == ["at tokens 4B", "at parameters 16M"]
@@ -101,6 +101,10 @@ def test_the_picture(large):
         assert stars.get_xydata()[0] == pytest.approx([large.target[axis], large.prediction.learning_rate])
         (pale,) = (line for line in panel.lines if line.get_marker() == ".")
         assert len(pale.get_xdata()) == 6 - on_line
+        (other,) = large.best.sizes.keys() - {axis}
+        at = large.best.sizes[other]
+        moved = large.best.value * (at.max() / at) ** large.law.exponents[other].value
+        assert pale.get_ydata() == pytest.approx(moved[at < at.max()])
         assert panel.get_xlim()[1] > large.target[axis]
     n, d = large.best.sizes.values()
     assert large.best.value == pytest.approx(2.0**-9 * (n / 4e6) ** -0.5 * (d / 2e9) ** -0.25, rel=0.1)
@@ -157,6 +161,11 @@ def test_mistakes_are_one_line(words, message, tmp_path, capsys):
     assert done.err.startswith("error: ")
     assert done.err.count("\n") == 1
     assert message.replace("RUNS", path) in done.err
+
+
+def test_the_help(capsys):
+    assert law.run("depthmup", ["law", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("depthmup law TABLE.csv [FLAGS]: say which learning rate")
 
 
 def test_the_names_of_columns_are_a_closed_table():
