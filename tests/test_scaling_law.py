@@ -54,7 +54,7 @@ def test_intervals_hold_the_truth(name: str) -> None:
 
 
 def test_a_bend_is_taken_where_the_rows_ask_for_it() -> None:
-    table, _ = sweep("bent", 1)
+    table, _ = sweep("bent", 3)
     assert fit.scaling_law(table).bends
 
 

@@ -66,9 +66,9 @@ class Kernel(NamedTuple):
 
 
 KERNELS = (
-    Kernel("level", False, 3.0, 0.006),
+    Kernel("level", False, 3.0, 0.012),
     Kernel("level", False, 0.0, 0.0012),
-    Kernel("level", True, 2.0, 0.002),
+    Kernel("level", True, 2.0, 0.003),
     Kernel("optimum", True, 2.0, 0.2),
     Kernel("optimum", False, 0.0, 0.2),
     Kernel("curvature", True, 3.0, 0.2),

@@ -283,6 +283,7 @@ class ScalingLaw:
     def _losses(self, sizes: Mapping[str, np.ndarray], rates: np.ndarray) -> Losses:
         drawn = self._drawn(sizes)
         _, excess, optimum = mean_loss(drawn.links, rates, drawn.batch)
+        excess = np.minimum(excess, FAILS)
         log = self._best_loss(drawn) + excess
         spread = self._fit.spread(excess, rates > optimum)
         noise = np.random.default_rng(2).standard_t(FREEDOM, size=log.shape)
