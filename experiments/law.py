@@ -185,7 +185,7 @@ CASES = {
     "bent, the target far above": Case(critical=5.0),
     "bent, beyond the rows": Case(critical=9.0),
 }
-SWEEPS = 25
+SWEEPS = 15
 RATES = np.arange(-3.0, 4.0)  # log2, around the optimum give or take an octave
 
 

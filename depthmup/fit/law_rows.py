@@ -23,6 +23,7 @@ CONDITIONS = ("optimizer", "family", "parameterization", "schedule", "context_le
 SMOOTHED = 5  # rates of a curve that is smoothed
 LEAST = 3  # rates of a curve that shows a curvature, and of a table
 CURVATURE = 0.01  # of log losses, where no curve shows one
+NOISE, QUIET = 0.003, 1e-4  # scatter of one training's log loss, where no curve shows it; the least that it may be
 NEAR = 2.0  # octaves to either side of the best rate that show the curvature
 FREE = 3.0  # sd of an exponent without a prior
 
@@ -255,7 +256,7 @@ def gathered(table: Table, axes: tuple[str, ...]) -> Gathered:
     return Gathered(
         rows,
         coordinates,
-        float(np.median(finite)) if finite else 0.003,
+        max(float(np.median(finite)), QUIET) if finite else NOISE,
         float(np.median(bests)),
         float(np.median(lowest)),
         math.log(float(np.median(good)) if good else CURVATURE),
