@@ -28,6 +28,7 @@ from experiments import (
     coordinate_checks,
     jump,
     language,
+    law,
     layer_kinds,
     planted_verdicts,
     predictions,
@@ -46,7 +47,10 @@ DOCUMENTS = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("batch", "laws", "guide/choose", "language", "checks", "published-runs", "predictions", "disputes")
+        for name in (
+            *("batch", "laws", "guide/choose", "language", "checks", "published-runs", "large-run"),
+            *("predictions", "disputes"),
+        )
     ),
 )
 RATIO = 8  # of depths, in the tables of rules
@@ -124,6 +128,10 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "choose": choose.table,
     "step_law": lambda _: step_law.table_of_predictions(),
     "step_law_costs": lambda _: step_law.table_of_costs(),
+    "law_published": lambda _: law.table_published(_numbers("law")),
+    "law_scalebench": lambda _: law.table_scalebench(_numbers("law")),
+    "law_rows": lambda _: law.table_rows(_numbers("law")),
+    "law_planted": lambda _: law.table_planted(_numbers("law")),
     "language": lambda _: language.tables(),
     "layer_kinds": lambda _: layer_kinds.table(),
     "checks_networks": lambda _: coordinate_checks.networks(),

@@ -54,7 +54,7 @@ def test_intervals_hold_the_truth(name: str) -> None:
 
 
 def test_a_bend_is_taken_where_the_rows_ask_for_it() -> None:
-    table, _ = sweep("bent", 1)
+    table, _ = sweep("bent", 3)
     assert fit.scaling_law(table).bends
 
 
@@ -246,7 +246,7 @@ def test_bad_targets(rows: list[Row]) -> None:
 
 def test_a_root_of_low_rank_has_the_covariance() -> None:
     x = np.linspace(0, 3, 40)[:, None] * np.ones(2)
-    covariance = joint_fit.Kernel("level", True, 2.0, 1.0).between(x, x)
+    covariance = joint_fit.Kernel("level", "batch", 2.0, 1.0).between(x, x)
     root, pivots = joint_fit.pivoted(covariance, 1e-4)
     assert root.shape == (40, len(pivots))
     assert len(pivots) < 20
@@ -256,7 +256,7 @@ def test_a_root_of_low_rank_has_the_covariance() -> None:
 
 def test_the_valley_is_smooth_at_its_optimum() -> None:
     u = np.array([-1e-3, 0.0, 1e-3])
-    for side in (-2.0, 0.0, 1.0):
+    for side in (-2.0, 0.0, 0.2):
         value = joint_fit.valley(u, np.full(3, side), np.full(3, side))
         assert value[1] == 0
         assert value[[0, 2]] == pytest.approx(0.5e-6, rel=1e-2)

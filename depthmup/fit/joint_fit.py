@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,7 @@ RESOLVED = 0.03  # octaves of the optimum, shares of the curvature: smaller disc
 ROUNDS = 60
 CONVERGED = 0.03  # change of the logarithms of the scales
 SMOOTH = 0.3  # octaves over which the cliff begins
+STEEPEST = 0.1  # steepness of the valley below the optimum: there a training is only shorter
 REACH = 10.0  # octaves from the optimum at which the valley ends
 STEP = 1e-5  # of derivatives
 DRAWS = 1000  # of the posterior
@@ -47,18 +48,22 @@ Links = Mapping[str, Mapping[str, tuple[float, float]]]  # {link: {column of the
 class Kernel(NamedTuple):
     """The covariance of a discrepancy between sizes: smooth over `length` octaves (Matern 5/2), or independent (0).
 
-    whole: whether trainings of different batch sizes differ. scale: the prior's standard deviation.
+    of: what it differs between: models, models and data, or batch sizes, too. scale: the prior's standard deviation.
     """
 
     link: str
-    whole: bool
+    of: Literal["model", "data", "batch"]
     length: float
     scale: float
 
+    def places(self, sizes: np.ndarray) -> np.ndarray:
+        """The columns of sizes between which it differs."""
+        return sizes[:, : sizes.shape[1] - {"model": 2, "data": 1, "batch": 0}[self.of]]
+
     def between(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """(n, m), of (n, axes) and (m, axes) sizes in octaves, whose last axis is the batch size."""
-        last = one.shape[1] if self.whole else -1
-        distance = np.sqrt(np.maximum(((one[:, None, :last] - other[None, :, :last]) ** 2).sum(-1), 0))
+        """(n, m), of (n, axes) and (m, axes) sizes in octaves, whose last axes are data and batch size."""
+        one, other = self.places(one), self.places(other)
+        distance = np.sqrt(((one[:, None] - other[None]) ** 2).sum(-1))
         if not self.length:
             return (distance < 1e-6).astype(float)
         r = math.sqrt(5) * distance / self.length
@@ -66,12 +71,13 @@ class Kernel(NamedTuple):
 
 
 KERNELS = (
-    Kernel("level", False, 3.0, 0.006),
-    Kernel("level", False, 0.0, 0.0012),
-    Kernel("level", True, 2.0, 0.002),
-    Kernel("optimum", True, 2.0, 0.2),
-    Kernel("optimum", False, 0.0, 0.2),
-    Kernel("curvature", True, 3.0, 0.2),
+    Kernel("level", "data", 3.0, 0.012),
+    Kernel("level", "data", 0.0, 0.0012),
+    Kernel("level", "batch", 2.0, 0.003),
+    Kernel("optimum", "batch", 2.0, 0.2),
+    Kernel("optimum", "data", 0.0, 0.2),
+    Kernel("optimum", "model", 0.0, 0.15),
+    Kernel("curvature", "batch", 3.0, 0.2),
 )
 NOISE_PER_EXCESS = 0.08
 
@@ -84,6 +90,7 @@ def two_sided(z: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def valley(u: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """0 at 0, unit curvature; each side grows linearly (negative), as a parabola (0) or exponentially (positive)."""
+    left = STEEPEST - SMOOTH * softplus((STEEPEST - left) / SMOOTH)
     s, v = np.clip(np.where(u < 0, left, right), -3.0, 1.5), np.minimum(np.abs(u), REACH)
     s = np.where(np.abs(s) < 1e-2, 1e-2, s)
     return np.asarray((np.expm1(s * v) - s * v) / s**2)
@@ -323,8 +330,7 @@ class JointFit:
             inner = solve_triangular(root, half.T, lower=True, trans=1)  # precision less that of the posterior
             for k, (kernel, matrix) in enumerate(zip(self.kernels, self.covariances, strict=True)):
                 if kernel.link == link:
-                    sizes = self.rows.sizes[pivots] if kernel.whole else self.rows.sizes[pivots, :-1]
-                    count = len(np.unique(np.round(sizes, 6), axis=0))
+                    count = len(np.unique(np.round(kernel.places(self.rows.sizes[pivots]), 6), axis=0))
                     power = count - self.scales[k] ** 2 * float((matrix[np.ix_(pivots, pivots)] * inner).sum())
                     variance = self.scales[k] ** 2 * max(power, 0.0)
                     self.scales[k] = math.sqrt((WEIGHT * kernel.scale**2 + variance) / (WEIGHT + count))

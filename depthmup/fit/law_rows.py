@@ -21,6 +21,9 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 MODEL: tuple[Axis, ...] = ("width", "depth", "parameters")
 CONDITIONS = ("optimizer", "family", "parameterization", "schedule", "context_length", "data", "dataset")
 SMOOTHED = 5  # rates of a curve that is smoothed
+LEAST = 3  # rates of a curve that shows a curvature, and of a table
+CURVATURE = 0.01  # of log losses, where no curve shows one
+NOISE, QUIET = 0.003, 1e-4  # scatter of one training's log loss, where no curve shows it; the least that it may be
 NEAR = 2.0  # octaves to either side of the best rate that show the curvature
 FREE = 3.0  # sd of an exponent without a prior
 
@@ -230,13 +233,13 @@ def gathered(table: Table, axes: tuple[str, ...]) -> Gathered:
             bests.append(curve.x[curve.best])
             lowest.append(mean[curve.best])
             near = used[np.abs(curve.x[used] - curve.x[curve.best]) <= NEAR]
-            if len(near) >= 3:
+            if len(near) >= LEAST:
                 curvatures.append(2 * np.polyfit(curve.x[near] - curve.x[curve.best], mean[near], 2)[0])
     if not lowest:
         raise ValueError("no training converged: every row has diverged")
     good = [value for value in curvatures if value > 0]
-    if not good:
-        raise ValueError("no curve has three rates around a best one: more rates at each size would show the curvature")
+    if len(np.unique(np.round(rate, 2))) < LEAST:
+        raise ValueError(f"the rows have fewer than {LEAST} rates: more would show which is best")
     middle = {axis: float(np.log2(groups[:, i]).mean()) for i, axis in enumerate(axes)}
     coordinates = Coordinates(axes, middle)
     design = coordinates.design({axis: groups[:, i] for i, axis in enumerate(axes)})
@@ -253,10 +256,10 @@ def gathered(table: Table, axes: tuple[str, ...]) -> Gathered:
     return Gathered(
         rows,
         coordinates,
-        float(np.median(finite)) if finite else 0.003,
+        max(float(np.median(finite)), QUIET) if finite else NOISE,
         float(np.median(bests)),
         float(np.median(lowest)),
-        math.log(float(np.median(good))),
+        math.log(float(np.median(good)) if good else CURVATURE),
         {axis: np.log2(groups[:, i]) for i, axis in enumerate(axes)},
     )
 
@@ -293,7 +296,7 @@ def links(of: Gathered, prior: Prior, bend: bool) -> Links:
             result["batch_size"] = (0.0, slope)
         return result
 
-    result: dict[str, dict[str, tuple[float, float]]] = {"floor": {"1": (of.lowest - 0.37, 0.3)}}
+    result: dict[str, dict[str, tuple[float, float]]] = {"floor": {"1": (of.lowest - 0.37, 0.2)}}
     if model:
         loss = {axis: (LOSS[axis][0] * LN2, LOSS[axis][1] * LN2) for axis in model}
         result["size"] = {"1": (of.lowest - 1.5, 0.6), **loss}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -283,6 +284,7 @@ class ScalingLaw:
     def _losses(self, sizes: Mapping[str, np.ndarray], rates: np.ndarray) -> Losses:
         drawn = self._drawn(sizes)
         _, excess, optimum = mean_loss(drawn.links, rates, drawn.batch)
+        excess = np.minimum(excess, FAILS)
         log = self._best_loss(drawn) + excess
         spread = self._fit.spread(excess, rates > optimum)
         noise = np.random.default_rng(2).standard_t(FREEDOM, size=log.shape)
@@ -365,7 +367,21 @@ def _prior(prior: Any, conditions: Mapping[str, Any]) -> Prior:
     family = "sgd" if family in ("sgd", "momentum") else "adam"
     parameterization = str(conditions.get("parameterization", "any"))
     result = dict[str, tuple[float, float]]()
-    for axis, tables in RULES.items():
-        of_axis = tables.get(parameterization) or tables["any"]
-        result[axis] = of_axis[family]
+    for axis, tables in _rules().items():
+        result[axis] = {**tables["any"], **tables.get(parameterization, {})}[family]
     return Prior(result)
+
+
+@functools.cache
+def _rules() -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
+    """{axis: {parameterization or "any": {family: (mean, sd)}}}."""
+    if not PRIORS.is_file():
+        return RULES
+    tables = tomllib.loads(PRIORS.read_text())
+    return {
+        axis: {
+            name: {family: (float(row["mean"]), float(row["sd"])) for family, row in families.items()}
+            for name, families in tables[axis].items()
+        }
+        for axis in RULES
+    }
