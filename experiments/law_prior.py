@@ -214,7 +214,7 @@ RULES_MEASURED = {"Power scheduler": 0.0, "one-third data scaling": 0.01}  # wit
 def publications() -> Iterator[Measured]:
     """Exponents of other people's sweeps, of which no law is tested on any."""
     for size, exponent in TOKEN_HORIZON.items():
-        source = "arXiv 2409.19913v3, table 5; batches of half a million tokens"
+        source = "arXiv 2409.19913v3, table 5 (batches of half a million tokens), by two notes of readers"
         yield Measured("token horizon", source, size, "steps", "adam", ANY, exponent, 0.0)
     for rule in PUBLISHED_RULES:
         for family in FAMILIES if rule.name in RULES_MEASURED else ():

@@ -69,7 +69,7 @@ PUBLISHED_RULES: tuple[PublishedRule, ...] = (
         "arXiv 2503.04715; step-law/steplaw 32a8f4c, data/1004_fitted_lr_bs_scaling_model_parameters.csv",
         along={"tokens": {"batch_size": 0.571}}, coefficient=1.79, fitted=True,
     ),
-    of_compute("DeepSeek LLM", "arXiv 2401.02954, equation 1", (0.3118, -0.1250), 0.3271),
+    of_compute("DeepSeek LLM", "arXiv 2401.02954, equation 1, by notes of readers", (0.3118, -0.1250), 0.3271),
     of_compute("Ling, mixture of experts", "arXiv 2507.17702, equation 3", (1.1576, -0.1529), 0.3644),
     PublishedRule(
         "Porian et al.", ("adam",), {"parameters": -0.36}, "arXiv 2406.19146, by Step Law's table 1",
@@ -77,15 +77,15 @@ PUBLISHED_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         "token_horizon", ("adam",), {"parameters": -0.23, "tokens": -0.32},
-        "arXiv 2409.19913, section 4: 760 million to 2.7 billion parameters", fitted=True,
+        "arXiv 2409.19913, section 4 (760 million to 2.7 billion parameters), by Step Law's table 1", fitted=True,
     ),
     PublishedRule(
         "Power scheduler", ("adam",), {"batch_size": 1.0, "tokens": -0.51}, "arXiv 2408.13359, equations 5 and 6",
         coefficient=4.6, parameterization="mup", fitted=True,
     ),
     PublishedRule(
-        "MiniCPM", ("adam",), {"parameters": 0.0}, "arXiv 2404.06395, section 3.3: .01 at all sizes",
-        parameterization="mup", fitted=True,
+        "MiniCPM", ("adam",), {"parameters": 0.0},
+        "arXiv 2404.06395, section 3.3 (.01 at all sizes), by notes of readers", parameterization="mup", fitted=True,
     ),
     PublishedRule(
         "Scion", ("muon",), {"batch_size": 0.62, "tokens": -0.56},
