@@ -72,9 +72,9 @@ def test_the_evidence_of_the_guide(sweeps):
     adam = curves["adam", "depth_mup", "depth"]
     assert adam.verdict == "undecided"
     assert evidence["| residual MLP", "Adam"] == ["", f"digits ({adam.cost})", "`sp`, `mup`: digits"]
-    sgd = curves["sgd", "depth_mup", "depth"]
-    assert sgd.verdict == "transfers"
-    assert f", digits ({sgd.cost})" in evidence["| residual, branches without a norm (MLP, SimpleResNet)", "SGD"][0]
+    (patches,) = (c.result for c in sweeps["patches16_simple_resnet"].curves if c.name == "depth_mup")
+    assert patches.verdict == "transfers"
+    assert f", patches ({patches.cost})" in evidence["| residual, branches without a norm (MLP, SimpleResNet)", "SGD"][0]
 
 
 def test_one_command_makes_all(monkeypatch, capsys):
