@@ -178,10 +178,9 @@ def picture(jump: Jump) -> Figure:
             paint(panel, loss_marks(rates, result.log_losses(i), best), color, name)
         title = [case]
         for rule, style in zip(jump.rules, ("--", ":"), strict=False):
-            cost, name = of_rule[rule][case].costs[-1], "the tuned rate" if rule == "none" else f"by {rule} it"
-            title.append(f"{name} {f'costs {cost}' if cost else 'diverges'}")
+            cost, label = of_rule[rule][case].costs[-1], "tuned rate" if rule == "none" else rule
+            title.append(f"{label}: {f'costs {cost}' if cost else 'diverges'}")
             if result.tuned:
-                label = "tuned rate" if rule == "none" else f"by {rule}"
                 panel.axvline(result.tuned * jump.factor(rule), color="gray", ls=style, lw=1, label=label)
         panel.set_title("\n".join(title), fontsize=10)
     plain_log(panels[0, 0].xaxis)

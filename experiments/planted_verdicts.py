@@ -1,6 +1,6 @@
 """How often is the verdict of `fit.transfer` wrong, how often does it decide, and do its costs cover the planted ones?
 
-    python -m experiments.planted_verdicts [redraws] [file.json]      1,000 redraws: two hours on one core
+    python -m experiments.planted_verdicts [redraws] [file.json]      200 redraws: an hour of one core
 
 docs/results/planted_verdicts.json has its numbers. docs/laws.md has the table that `summary` makes of these and of
 those of experiments/planted_curves.py.
@@ -31,7 +31,7 @@ from depthmup.fit.verdict import LEAST
 from experiments.output import markdown
 from experiments.planted_curves import PLACES, SHARP, Shape, command, corner
 
-REDRAWS = 1000
+REDRAWS = 200
 DEPTHS = (2, 4, 8, 16, 32)
 SEEDS = (3, 8)
 CLOSE = 0.75

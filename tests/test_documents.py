@@ -72,9 +72,10 @@ def test_the_evidence_of_the_guide(sweeps):
     adam = curves["adam", "depth_mup", "depth"]
     assert adam.verdict == "undecided"
     assert evidence["| residual MLP", "Adam"] == ["", f"digits ({adam.cost})", "`sp`, `mup`: digits"]
-    sgd = curves["sgd", "depth_mup", "depth"]
-    assert sgd.verdict == "transfers"
-    assert f", digits ({sgd.cost})" in evidence["| residual, branches without a norm (MLP, SimpleResNet)", "SGD"][0]
+    (patches,) = (c.result for c in sweeps["patches16_simple_resnet"].curves if c.name == "depth_mup")
+    assert patches.verdict == "transfers"
+    without_norm = evidence["| residual, branches without a norm (MLP, SimpleResNet)", "SGD"]
+    assert f", patches ({patches.cost})" in without_norm[0]
 
 
 def test_one_command_makes_all(monkeypatch, capsys):

@@ -418,7 +418,7 @@ def test_noise_alone_does_not_refuse_transfer():
     ],
 )
 def test_planted_verdicts(name, grid, least):
-    """Of 25 sweeps with eight seeds at the first and the last drift (1,000 in experiments/planted_verdicts.py)."""
+    """Of 25 sweeps with eight seeds at the first and the last drift (200 in experiments/planted_verdicts.py)."""
     kind = next(kind for kind in planted_verdicts.KINDS if kind.name == name)
     for drift in {kind.drifts[0], kind.drifts[-1]}:
         shares = planted_verdicts.counted(kind._replace(drift=drift), grid, 8, 25)

@@ -298,10 +298,12 @@ def _drawn(of_bowl: _Bowl, noise: Noise, curve: Curve, number: int, likely: np.n
         offs[rows] = deviation - (deviation[:, at] + errors[rows]) @ weights.T
         start = end
     draws = np.concatenate([centres + offs, centres - offs])
-    # Where the cliff lies, above the last rate that trains, is not known.
-    reached = np.where(places > last + 1e-9, places - last, 0.0) <= (cliff - last) * rng.random((DRAWS, 1))
+    # A draw that falls up to the last rate that trains goes on to the cliff, which lies anywhere below the next one.
+    bowl, end = int(np.sum(places <= last + 1e-9)), last + (cliff - last) * rng.random((DRAWS, 1))
+    falls = np.argmin(draws[:, :bowl], axis=1) == bowl - 1
+    reached = (places <= last + 1e-9) | (falls[:, None] & (places <= end))
     stars = np.argmin(np.where(reached, draws, np.inf), axis=1)
-    least, bowl = draws[np.arange(DRAWS), stars], int(np.sum(places <= last + 1e-9))
+    least = draws[np.arange(DRAWS), stars]
     stars, places, draws = places[stars], places[:bowl], draws[:, :bowl]
     beyond = np.flatnonzero((curve.x > last + 1e-9) & curve.compared)
     if len(beyond):

@@ -38,14 +38,7 @@ STEP = 1e-4  # octaves, of derivatives
 LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch", "large batch"}  # of the best loss
 CHUNK = 200  # targets at a time
 PRIORS = Path(__file__).with_name("priors.toml")
-
-# Exponents of the best rate per doubling, (mean, sd), until the file of priors exists.
-RULES: dict[str, dict[str, dict[str, tuple[float, float]]]] = {
-    "width": {"any": {"adam": (-1.0, 0.5), "sgd": (0.0, 0.5)}, "mup": {"adam": (0.0, 0.3), "sgd": (0.0, 0.3)}},
-    "depth": {"any": {"adam": (-0.5, 0.5), "sgd": (0.0, 0.5)}, "depth_mup": {"adam": (0.0, 0.3), "sgd": (0.0, 0.3)}},
-    "batch_size": {"any": {"adam": (0.5, 0.3), "sgd": (0.5, 0.5)}},
-    "steps": {"any": {"adam": (-0.3, 0.3), "sgd": (-0.3, 0.5)}},
-}
+RULED = "width", "depth", "batch_size", "steps"  # axes that the file of priors has
 
 
 class Estimate(NamedTuple):
@@ -375,13 +368,11 @@ def _prior(prior: Any, conditions: Mapping[str, Any]) -> Prior:
 @functools.cache
 def _rules() -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
     """{axis: {parameterization or "any": {family: (mean, sd)}}}."""
-    if not PRIORS.is_file():
-        return RULES
     tables = tomllib.loads(PRIORS.read_text())
     return {
         axis: {
             name: {family: (float(row["mean"]), float(row["sd"])) for family, row in families.items()}
             for name, families in tables[axis].items()
         }
-        for axis in RULES
+        for axis in RULED
     }
