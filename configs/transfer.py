@@ -1,8 +1,8 @@
-"""Residual MLPs on handwritten digits, until decided: a sweep of 3 minutes.
+"""Residual MLPs on handwritten digits, until decided: a sweep of 9 minutes.
 
     python main.py sweep --config=configs/transfer.py --workdir=runs/digits_transfer      (make transfer)
 
-Cost: 5,922 trainings of 88 steps, and some hundred more where a verdict needs them; 3 minutes on two CPU cores.
+Cost: 5,922 trainings of 88 steps, and a thousand more where verdicts need them; 9 minutes on two CPU cores.
 Result (docs/laws.md): the best learning rates of sp and mup do not transfer over depth, and that of sp with Adam not
 over width; those of depth_mup transfer.
 One label in twenty is drawn anew at every step: so the losses of the best networks are no noise, and the best

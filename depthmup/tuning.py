@@ -17,9 +17,8 @@ import pandas
 
 from depthmup.batch_rules import Run
 from depthmup.data.user_feed import Batches, UserFeed, feed_of, of_size
-from depthmup.fit import MARGIN
 from depthmup.fit.curve import POINTS
-from depthmup.fit.transfer import margin_of
+from depthmup.fit.transfer import MARGIN, margin_of
 from depthmup.names import at_least_one, unknown
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
@@ -121,7 +120,6 @@ def study_of(
     base_steps = setup.run.base_steps if setup.run and len(durations) > 1 else durations[0]
     runs = tuple(map(_run_size, sizes))
     _check_names(schedule, until, fixed, measure)
-    margin_of(margin)
     _check_numbers(base_steps, warmup, seeds, max_seeds, until)
     feeds = _feeds(batches, durations, batch_sizes, runs, evaluate, setup.run)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
@@ -141,7 +139,7 @@ def study_of(
         until=until,
         max_seeds=max_seeds,
         judge_by=_measure(judge_by, next(iter(feeds.values()))),
-        margin=margin if isinstance(margin, str) else f"{margin:g} octaves",
+        margin=str(margin_of(margin)),
         calibrate=False,
         adaptive=adaptive or is_search,
         at_once=at_once,

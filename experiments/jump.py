@@ -1,6 +1,6 @@
 """A GPT several times as wide, deep and long, at the learning rate of the small one.
 
-    python -m experiments.jump                # trains what is missing of "steps", writes its rows: two hours of a core
+    python -m experiments.jump                # trains what is missing of "steps", writes its rows: 3 hours of a core
     python -m experiments.jump --jump=batch   # of "batch": 75 minutes of two cores
     python -m experiments.documents           # the tables of docs/batch.md and the picture of README, from these rows
 

@@ -187,8 +187,8 @@ class _Bowl:
 
 @functools.lru_cache(maxsize=128)
 def _prior(x: tuple[float, ...], end: float, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(places,) from the first of x to below the end; (DRAWS / 2, places) deviations of unit size at them; (DRAWS / 2,
-    points) standard normal errors. number: of the size, which has its own draws."""
+    """(places,) from the first of x to the last and on to below the end; (DRAWS / 2, places) deviations of unit size
+    at them; (DRAWS / 2, points) standard normal errors. number: of the size, which has its own draws."""
     points = np.array(x)
     fine = np.arange(x[0], end, 1 / FINE)
     places = np.union1d(fine[np.abs(fine[:, None] - points).min(axis=1) > 1e-6], points)

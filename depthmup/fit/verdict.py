@@ -90,6 +90,11 @@ class Margin(NamedTuple):
     octaves: float | None
     share: float = 0.0
 
+    def __str__(self) -> str:
+        if self.octaves is None:
+            return f"{100 * self.share:g}%"
+        return f"{self.octaves:g} octave{'s' * (self.octaves != 1)}"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Size:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pandas
 
 from depthmup.files import digest
+from depthmup.fit.transfer import margin_of
 from depthmup.settings import CheckpointSettings, Judged, ParallelSettings, SettingsError, SweepSettings
 from depthmup.trials.study import Axis, Point, Study
 
@@ -76,7 +77,7 @@ class TableStudy(Study):
             depths=tuple(along["depth"]),  # type: ignore[arg-type]
             widths=tuple(along["width"]),  # type: ignore[arg-type]
             judge_by=cast(Judged, measure),  # any column of the table
-            margin=margin if isinstance(margin, str) else f"{margin:g} octaves",
+            margin=str(margin_of(margin)),
             calibrate=False,
         )
         axes = [Axis(name, tuple(dict.fromkeys(rows[name])), False) for name in words]
