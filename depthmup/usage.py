@@ -104,6 +104,7 @@ class Flag(NamedTuple):
 
 FLAGS = {
     "profile": Flag(("train",), "bool", "", "write a trace of some steps to WORKDIR/profile"),
+    "expect": Flag(("train",), "string", "LOW,HIGH", "the loss that grow expects: the end says whether it came out so"),
     "distributed": Flag(("train",), "bool", "", "this process is one of several, started by Slurm, a pod, GKE or MPI"),
     "coordinator": Flag(("train",), "string", "HOST:PORT", "of the first process, for --distributed elsewhere"),
     "processes": Flag(("train",), "integer", "N", "how many there are, for --distributed elsewhere"),

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rich.console import Console
 from depthmup import fit
 from depthmup import sweep as sweeps
 from depthmup.explain import Explanation, explain
+from depthmup.files import write_atomically
 from depthmup.init_std import traced
 from depthmup.measure.maximal_update import AVERAGES, rates_by_rule
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
@@ -30,20 +31,59 @@ from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
+from depthmup.trials.plan import score
 from depthmup.usage import FLAGS, changed
 
+EXPECTED = "expected.txt"  # in a workdir
 
-def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False) -> int:
-    """Train one network: a sweep of one, by the same loop. Status 1 if it diverges."""
+
+def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False, expect: str = "") -> int:
+    """Train one network: a sweep of one, by the same loop. Status 1 if it diverges.
+
+    expect: "LOW,HIGH", the loss (of sweep.judge_by) that `grow` expects; the end says whether it came out inside, also
+    in WORKDIR/expected.txt.
+    """
+    expected = _expected(expect)
     metrics = run.train(settings, workdir, command, profile)
     if jax.process_index() == 0:
         print(run.in_words(metrics))
+        if expected:
+            line = _comparison(metrics, settings.sweep.judge_by, *expected)
+            print(line)
+            if workdir:
+                write_atomically(workdir / EXPECTED, f"{line}\n")
         if metrics["diverged"] and "loss" in metrics:
             print(
                 f"diverged: the loss ended not finite or above {DIVERGED_ABOVE:g} times the first batch's; lower the "
                 "learning rate"
             )
     return int(metrics["diverged"])
+
+
+def _expected(text: str) -> tuple[float, float] | None:
+    """(low, high) of --expect."""
+    if not text:
+        return None
+    ends = [part.strip() for part in text.split(",")]
+    try:
+        low, high = map(float, ends)
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not low <= high:
+        raise SettingsError(f"--expect={text} must be LOW,HIGH of a loss, as grow prints it")
+    return low, high
+
+
+def _comparison(metrics: Mapping[str, Any], measure: str, low: float, high: float) -> str:
+    """Whether a run came out as expected, in words."""
+    value, name = score(metrics, measure) if measure in metrics else math.inf, measure.replace("_", " ")
+    if low <= value <= high:
+        return f"{name} {value:.4g} is inside the expected [{low:.4g}, {high:.4g}]"
+    side = "below" if value < low else "above"
+    return (
+        f"{name} {value:.4g} is {side} the expected [{low:.4g}, {high:.4g}]: the law of the sweep does not hold here, "
+        "or this run differs from the sweep in more than its size"
+    )
 
 
 def sweep(
@@ -161,13 +201,13 @@ def grow(
     grown = sweeps.grow(base, *shape, workdir, batch_size=batch_size, epochs=epochs, batch_rule=batch_rule)
     for note in grown.notes:
         print(note)
-    print(_grown_command(command, settings, grown.settings))
+    print(_grown_command(command, settings, grown))
     return 0
 
 
-def _grown_command(command: str, before: Settings, grown: Settings) -> str:
-    """The command that trains with the settings `grown`, from the call of grow, whose settings are `before`."""
-    changes: dict[str, Any] = {}
+def _grown_command(command: str, before: Settings, of: sweeps.Grown) -> str:
+    """The command that trains the larger run, from the call of grow, whose settings are `before`."""
+    grown, changes = of.settings, dict[str, Any]()
     family = grown.model.name
     if family != before.model.name:  # the sweep's family: its defaults are the config that the flags change
         before, changes["config"] = defaults(family), f"default:{family}"
@@ -175,6 +215,8 @@ def _grown_command(command: str, before: Settings, grown: Settings) -> str:
     changes |= {f"config.{key}": value for key, value in flat(grown).items() if value != values.get(key)}
     replaced = {"workdir", *changes, *(name for name, flag in FLAGS.items() if "grow" in flag.verbs)}
     flags = [f"--{flag}={value}" for flag, value in changes.items()]
+    if of.expected:
+        flags.append("--expect={:.4g},{:.4g}".format(*of.expected))
     return changed(command, "grow", "train", replaced.__contains__, flags)
 
 

@@ -49,7 +49,10 @@ def test_a_prediction_that_is_sure_enough_is_taken(tmp_path):
     assert math.log2(rate) == pytest.approx(-1 - 1.5 * math.log2(30 / 3), abs=0.3)
     assert f"predicts learning rate {rate:.3g} [" in grown.notes[1]
     assert "% on average and at most " in grown.notes[1]
+    low, high = grown.expected
+    assert grown.notes[1].endswith(f" [{low:.4g}, {high:.4g}]")
     assert "; 0.493 would be copied; expected loss 0.1" in grown.notes[1]
+    assert low < 0.1 < high < 0.11  # the best loss of planted rows
     for width, depth, reason in ((16, 2, "depth 2 is below the rows'"), (16, 3000, "octaves, and 2 are too many")):
         copied = sweep.grow(settings, width, depth, tmp_path)
         assert math.log2(copied.changes["optimizer.learning_rate"]) == pytest.approx(-1, abs=0.1)
@@ -147,7 +150,8 @@ def test_the_command_of_a_sweep_with_one_optimizer(tmp_path, call, seeds):  # no
     words = line.split()
     (rate,) = (word for word in words if word.startswith("--config.optimizer.learning_rate="))
     assert 3 <= len(rate.partition("=0.")[2]) <= 4
-    assert set(words) - {rate} == {
+    (expected,) = (word for word in words if word.startswith("--expect="))
+    assert set(words) - {rate, expected} == {
         "python", "main.py", "train", "--config.model.width=16", "--config.model.depth=48", "--config.epochs=1.5",
         "--config.parameterization.base_width=8", "--config.optimizer.name=adam",
     }  # fmt: skip
@@ -166,3 +170,15 @@ def test_the_command_of_a_sweep_of_another_family(tmp_path, call):  # noqa: F811
     )
     assert "--config.model.patch=4" in line
     assert "--config.data.name=patches" in line
+
+
+def test_a_run_says_whether_its_loss_came_out_as_expected(tmp_path, call):  # noqa: F811
+    config = ("--config=digits", "--config.epochs=0.1", "--config.model.width=8", "--config.model.depth=2")
+    done = call("train", *config, f"--workdir={tmp_path}", "--expect=0.5,5")
+    line = done.stdout.splitlines()[-1]
+    assert "is inside the expected [0.5, 5]" in line
+    assert (tmp_path / "expected.txt").read_text() == f"{line}\n"
+    done = call("train", *config, f"--workdir={tmp_path}", "--expect=0.01,0.02")
+    assert "is above the expected [0.01, 0.02]: the law of the sweep does not hold here" in done.stdout
+    for text in ("0.2", "2,1", "a,b", "1,2,3"):
+        assert f"--expect={text} must be LOW,HIGH" in call("train", *config, f"--expect={text}").stderr

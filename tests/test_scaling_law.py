@@ -53,6 +53,55 @@ def test_intervals_hold_the_truth(name: str) -> None:
     assert np.mean(held, axis=0).min() >= 0.8  # 20 each; experiments/law.py has the coverage of many
 
 
+def test_how_well_it_transfers(law: fit.ScalingLaw) -> None:
+    """The planted curvature is one at all sizes, and the loss that a larger width gains falls as width^-.6."""
+    quality = law.transfer()
+    kappa = quality.kappa["width"]
+    assert kappa.low < 0.6 < kappa.high
+    assert kappa.high - kappa.low < 1.5
+    assert set(quality.kappa) == {"width", "steps"}
+    assert quality.error.low < 0.1 < quality.error.high  # the planted scatter
+    infinite = 1.6 + 0.6 * (128 * 2048 / 2**15) ** -0.25
+    assert quality.asymptotic_loss.low < infinite < quality.asymptotic_loss.high
+    assert quality.penalty is None
+    assert len(str(quality).splitlines()) == 4
+
+
+def test_what_a_parameterization_costs_at_infinite_size(law: fit.ScalingLaw, rows: list[Row]) -> None:
+    worse = fit.scaling_law([{**row, "loss": 1.05 * row["loss"]} for row in rows])
+    penalty = worse.transfer(law).penalty
+    assert penalty is not None
+    assert penalty.low < 0.05 < penalty.high
+    assert "above the reference's by" in str(worse.transfer(law))
+
+
+def test_published_rules_beside_the_law(rows: list[Row], law: fit.ScalingLaw) -> None:
+    checks = {(check.rule, check.size): check for check in law.rules}
+    assert checks["muP as one rate", "width"].measured == law.exponents["width"]
+    assert checks["muP as one rate", "width"].holds  # -1, where -.8 is planted
+    assert not checks["timescale", "batch_size"].holds  # 0, where .65 is planted
+    at_equal_data = checks["sde", "batch_size"].measured
+    assert at_equal_data.value == pytest.approx(law.along({"batch_size": 1, "steps": -1}).value)
+    assert at_equal_data.low < 0.4 + 0.25 < at_equal_data.high
+    assert ("muP", "width") not in checks  # of base rates
+    under_mup = fit.scaling_law([{**row, "parameterization": "mup"} for row in rows])
+    assert {check.rule for check in under_mup.rules} == {"muP", "Power scheduler"}
+    table = pandas.DataFrame(rows)
+    table["parameters"], table["tokens"] = table["width"] ** 2, table["batch_size"] * table["steps"]
+    by_tokens = fit.scaling_law(table.drop(columns=["width", "steps"]))
+    step_law = {check.size: check.measured for check in by_tokens.rules if check.rule == "Step Law"}
+    assert step_law["tokens"].value == pytest.approx(by_tokens.along({"tokens": 1, "batch_size": 0.571}).value)
+
+
+def test_an_optimizer_without_rules(rows: list[Row]) -> None:
+    fitted = fit.scaling_law([{**row, "optimizer": "shampoo"} for row in rows])
+    free = fit.scaling_law(rows, prior=None)
+    assert fitted.exponents == free.exponents
+    assert "there is no prior for shampoo" in repr(fitted)
+    assert fitted.rules == ()
+    assert fit.scaling_law([{**row, "optimizer": "AdamW"} for row in rows]).notes == []
+
+
 def test_a_bend_is_taken_where_the_rows_ask_for_it() -> None:
     table, _ = sweep("bent", 3)
     assert fit.scaling_law(table).bends

@@ -357,6 +357,10 @@ class JointFit:
         normal = np.random.default_rng(0).normal(size=(self.size, DRAWS))
         return np.asarray(self.q + solve_triangular(self.root, normal, lower=True, trans=1).T)
 
+    def discrepancies(self, link: str) -> np.ndarray:
+        """(DRAWS, groups): of a link, those of the rows' sizes."""
+        return np.asarray(self._drawn[:, self.blocks[link]] @ self.roots[link].T)
+
     def links_at(self, sizes: np.ndarray, design: Mapping[str, np.ndarray], rough: bool = True) -> dict[str, Link]:
         """Of targets, (targets, axes) and {column: (targets,)}: every link's value at the mode and in the draws.
 

@@ -25,6 +25,7 @@ from depthmup.fit.law_rows import (
     links,
     read,
 )
+from depthmup.fit.published_rules import PUBLISHED_RULES, PublishedRule, Size
 from depthmup.names import POSITIVE, short, unknown
 
 BEND = 3.0  # nats of evidence that a bend needs
@@ -39,6 +40,13 @@ LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch",
 CHUNK = 200  # targets at a time
 PRIORS = Path(__file__).with_name("priors.toml")
 RULED = "width", "depth", "batch_size", "steps"  # axes that the file of priors has
+FAMILIES = {  # of optimizers
+    **dict.fromkeys(("adam", "adamw", "lion"), "adam"),
+    **dict.fromkeys(("sgd", "momentum"), "sgd"),
+    "muon": "muon",
+}
+BESIDE = 0.05  # octaves from the optimum at which the curvature is measured
+ENDLESS = 2.0**40  # a size that is as good as infinite
 
 
 class Estimate(NamedTuple):
@@ -55,6 +63,53 @@ class Losses(NamedTuple):
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+
+
+class RuleCheck(NamedTuple):
+    """A published rule beside the law: by how many octaves the best value moves where `size` doubles, and what else the
+    rule says grows with it. holds: whether the law's interval has the rule's number."""
+
+    rule: str
+    size: str
+    claimed: float
+    measured: Estimate
+
+    @property
+    def holds(self) -> bool:
+        return self.measured.low <= self.claimed <= self.measured.high
+
+
+class TransferQuality(NamedTuple):
+    """How well a hyperparameter transfers, in the figures of Kalra and Barkeshli (arXiv 2605.21486), of one law.
+
+    error: octaves of the measured optima about the law's plane, root mean square.
+    kappa: {axis: exponent by which the cost of a fixed error of log rate grows over the size, relative to the loss that
+        is still to gain there}: alpha - 2 beta + gamma of the paper, whose curvature gamma is over the rate, while the
+        curvature over its logarithm has the exponent gamma - 2 beta. Above 0 an error matters more at larger sizes.
+    asymptotic_loss: the best loss of an infinite model on the data of the longest rows.
+    penalty: by how much that lies above the reference's, as a share of it; None without a reference.
+    """
+
+    error: Estimate
+    kappa: dict[str, Estimate]
+    asymptotic_loss: Estimate
+    penalty: Estimate | None
+
+    def __str__(self) -> str:
+        lines = [f"error of the fit: {_interval(self.error)} octaves"]
+        lines += [f"kappa over {axis}: {_interval(kappa)}" for axis, kappa in self.kappa.items()]
+        lines.append(f"loss of an infinite model: {_interval(self.asymptotic_loss, 3)}")
+        if self.penalty:
+            lines.append(f"that is above the reference's by {_interval(Estimate(*(100 * v for v in self.penalty)))}%")
+        return "\n".join(lines)
+
+
+def _interval(e: Estimate, digits: int = 2) -> str:
+    return f"{e.value:.{digits}f} [{e.low:.{digits}f}, {e.high:.{digits}f}]"
+
+
+def _estimate(draws: np.ndarray) -> Estimate:
+    return Estimate(float(np.median(draws)), *map(float, np.quantile(draws, QUANTILES)))
 
 
 class Prediction(NamedTuple):
@@ -108,7 +163,9 @@ class ScalingLaw:
     as the optimizer. notes: what a reader must know, in sentences.
     """
 
-    def __init__(self, of: Gathered, fits: Mapping[str, JointFit], hyperparameter: str, conditions: Mapping[str, Any]):
+    def __init__(
+        self, of: Gathered, fits: Mapping[str, JointFit], hyperparameter: str, conditions: Mapping[str, Any], prior: Any
+    ):
         self._of, self.hyperparameter, self.conditions = of, hyperparameter, dict(conditions)
         self.axes = of.coordinates.axes
         self.evidence = {name: fit.evidence for name, fit in fits.items()}
@@ -120,6 +177,8 @@ class ScalingLaw:
         if self.fixed:
             verb = "has" if len(self.fixed) == 1 else "have"
             self.notes.append(f"{', '.join(self.fixed)} {verb} one value: the exponent is the prior's alone")
+        if prior == "rules" and _family(conditions) not in ("adam", "sgd"):
+            self.notes.append(f"there is no prior for {_family(conditions)}: the exponents are of the rows alone")
         if self.together:
             self.notes.append(f"{', '.join(self.together)} move together: their exponents cannot be told apart")
 
@@ -145,14 +204,78 @@ class ScalingLaw:
     @functools.cached_property
     def exponents(self) -> dict[str, Estimate]:
         """{axis: exponent of the best value over one size, the others kept}, in the middle of the rows."""
-        middle, result = self._of.coordinates.middle, dict[str, Estimate]()
-        for axis in self.axes:
-            ends = {a: 2 ** (middle[a] + np.array([-0.5, 0.5]) * (a == axis)) for a in self.axes}
-            drawn = self._drawn(ends, rough=False)
-            optimum = mean_loss(drawn.links, np.zeros(1), drawn.batch)[2]
-            slopes = optimum[:, 1] - optimum[:, 0]
-            result[axis] = Estimate(float(slopes.mean()), *map(float, np.quantile(slopes, QUANTILES)))
+        return {axis: self.along({axis: 1.0}) for axis in self.axes}
+
+    def along(self, doublings: Mapping[str, float]) -> Estimate:
+        """By how many octaves the best value moves where sizes double so often at once, in the middle of the rows.
+
+        doublings: {axis: how often it doubles}; the other axes stay.
+        """
+        drawn = self._drawn(self._ends(doublings), rough=False)
+        optimum = mean_loss(drawn.links, np.zeros(1), drawn.batch)[2]
+        slopes = optimum[:, 1] - optimum[:, 0]
+        return Estimate(float(slopes.mean()), *map(float, np.quantile(slopes, QUANTILES)))
+
+    def _ends(self, doublings: Mapping[str, float]) -> dict[str, np.ndarray]:
+        """{axis: (2,)}, sizes half of the doublings to either side of the middle of the rows."""
+        middle = self._of.coordinates.middle
+        return {axis: 2 ** (middle[axis] + np.array([-0.5, 0.5]) * doublings.get(axis, 0.0)) for axis in self.axes}
+
+    @functools.cached_property
+    def rules(self) -> tuple[RuleCheck, ...]:
+        """The published rules for the rows' optimizer and parameterization, over the axes that the rows vary."""
+        family, parameterization = _family(self.conditions), self.conditions.get("parameterization", "sp")
+        varied, result = set(self.axes) - set(self.fixed), list[RuleCheck]()
+        for rule in PUBLISHED_RULES:
+            if family not in rule.families or (rule.parameterization or "sp") != parameterization:
+                continue
+            for size, claimed in rule.exponents.items():
+                doublings = self._doublings(rule, size)
+                if doublings and doublings.keys() <= varied:
+                    result.append(RuleCheck(rule.name, size, claimed, self.along(doublings)))
+        return tuple(result)
+
+    def _doublings(self, rule: PublishedRule, size: Size) -> dict[str, float]:
+        """How often the law's axes double where the rule's `size` does once. Width and depth grow alike where a law in
+        both is compared with one in parameters."""
+        result = rule.doublings(size)
+        if "parameters" in result and {"width", "depth"} <= set(self.axes):
+            each = result.pop("parameters") / 3
+            result |= {"width": each, "depth": each}
+        if "tokens" in self.axes:
+            tokens = result.pop("steps", 0.0) + result.get("batch_size", 0.0)
+            result |= {"tokens": tokens} if tokens else {}
         return result
+
+    def transfer(self, reference: ScalingLaw | None = None) -> TransferQuality:
+        """How well the hyperparameter transfers over the sizes of the rows.
+
+        reference: the law of another parameterization, whose loss at infinite size this one's is compared with.
+        """
+        kappa = dict[str, Estimate]()
+        for axis in self.axes:
+            if axis in self.fixed or axis == "batch_size":  # a larger batch is more data, too
+                continue
+            drawn = self._drawn(self._ends({axis: 1.0}), rough=False)
+            optimum = mean_loss(drawn.links, np.zeros(1), drawn.batch)[2]
+            log, excess, _ = mean_loss(drawn.links, optimum + BESIDE, drawn.batch)
+            gap = drawn.links["size" if axis in MODEL else "data"]
+            kappa[axis] = _estimate(np.diff(np.log2(excess) + (log - excess - gap) / math.log(2))[:, 0])
+        losses, penalty = self._asymptotic_losses, None
+        if reference is not None:
+            others = reference._asymptotic_losses[::-1]  # draws of two laws have the same random numbers
+            penalty = _estimate(np.expm1(losses - others))
+        error = np.sqrt((self._fit.discrepancies("optimum") ** 2).mean(axis=1))
+        return TransferQuality(_estimate(error), kappa, _estimate(np.exp(losses)), penalty)
+
+    @functools.cached_property
+    def _asymptotic_losses(self) -> np.ndarray:
+        """(draws,), the log of the best loss of an infinite model, at the largest other sizes of the rows."""
+        largest = {axis: np.array([2 ** float(self._of.sizes[axis].max())]) for axis in self.axes}
+        endless = {axis: size * ENDLESS for axis, size in largest.items() if axis in MODEL}
+        drawn = self._drawn(largest | endless)
+        links, mode = ({name: v for name, v in of.items() if name != "size"} for of in (drawn.links, drawn.mode))
+        return self._best_loss(_Drawn(links, mode, drawn.batch))[:, 0]
 
     def _drawn(self, sizes: Mapping[str, np.ndarray], rough: bool = True) -> _Drawn:
         design = self._of.coordinates.design(sizes)
@@ -261,8 +384,11 @@ class ScalingLaw:
 
     def loss(self, table: Any) -> Losses:
         """The losses of single trainings of any size and rate, with 95% intervals. table: columns of the law's axes
-        and the hyperparameter, in any form that `scaling_law` takes."""
+        and the hyperparameter, in any form that `scaling_law` takes; an axis with one size may be left out."""
         columns = read(table)
+        count = len(next(iter(columns.values())))
+        for axis in self.fixed:
+            columns.setdefault(axis, [2 ** float(self._of.sizes[axis][0])] * count)
         for name in (self.hyperparameter, *self.axes):
             if name not in columns:
                 raise ValueError(f"the table has no column {name!r} (it has {', '.join(columns)})")
@@ -324,8 +450,8 @@ def scaling_law(
         and, where known, "seed" and "diverged". A training whose loss is not finite has diverged.
       hyperparameter: the column whose best value is followed. "Rate" below means it.
       measure: the column to minimize; if its name ends in "accuracy", the error 1 - accuracy is minimized.
-      prior: of the exponents. "rules": what published rules say for the rows' parameterization and family of
-        optimizer (columns of these names; by default no rule, and Adam). None: none.
+      prior: of the exponents. "rules": what published rules say for the rows' parameterization and optimizer (columns
+        of these names; by default no parameterization, and Adam), those of Adam and SGD. None: none.
       sizes: the sizes of the law. None: all that the table has, width and depth before parameters, steps before tokens.
 
     `joint_fit` has the law: one fit to all curves up to their cliffs. A rate that diverges, or lies beyond a cliff,
@@ -346,7 +472,7 @@ def scaling_law(
     varied = {axis for axis in axes if np.ptp(of.sizes[axis]) > 0}
     if "batch_size" in varied and varied & {"steps", "tokens"}:
         fits["bent"] = JointFit(of.rows, links(of, exponents, bend=True), of.noise).fit(start=fits["straight"])
-    return ScalingLaw(of, fits, hyperparameter, columns.conditions)
+    return ScalingLaw(of, fits, hyperparameter, columns.conditions, prior)
 
 
 def _prior(prior: Any, conditions: Mapping[str, Any]) -> Prior:
@@ -356,13 +482,20 @@ def _prior(prior: Any, conditions: Mapping[str, Any]) -> Prior:
         return prior
     if prior != "rules":
         raise ValueError(f'prior must be "rules", None or a Prior, got {short(prior)}')
-    family = str(conditions.get("family") or conditions.get("optimizer") or "adam")
-    family = "sgd" if family in ("sgd", "momentum") else "adam"
+    family = _family(conditions)
     parameterization = str(conditions.get("parameterization", "any"))
     result = dict[str, tuple[float, float]]()
     for axis, tables in _rules().items():
-        result[axis] = {**tables["any"], **tables.get(parameterization, {})}[family]
+        of_families = {**tables["any"], **tables.get(parameterization, {})}
+        if family in of_families:
+            result[axis] = of_families[family]
     return Prior(result)
+
+
+def _family(conditions: Mapping[str, Any]) -> str:
+    """The family of the rows' optimizer, or the optimizer's name."""
+    name = str(conditions.get("family") or conditions.get("optimizer") or "adam").lower()
+    return FAMILIES.get(name, name)
 
 
 @functools.cache

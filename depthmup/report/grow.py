@@ -24,11 +24,13 @@ NARROW = 2.0  # octaves: a predicted learning rate is taken if its 95% interval 
 
 
 class Grown(NamedTuple):
-    """settings: of the larger run. changes: {key: its value} of all settings that differ. notes: their evidence."""
+    """settings: of the larger run. changes: {key: its value} of all settings that differ. notes: their evidence.
+    expected: the 95% interval of its loss (of sweep.judge_by) by the law of the sweep; None without a law."""
 
     settings: Settings
     changes: dict[str, Any]
     notes: list[str]
+    expected: tuple[float, float] | None = None
 
 
 def grow(
@@ -81,11 +83,12 @@ def grow(
     if run := run_of(grown):
         optimizer_of(grown)  # raises if the rule has no such size
         notes.append(run.words(grown.optimizer.name))
+    expected = None
     if workdir is not None:
-        grown, note = _predicted(settings, grown, rows)
+        grown, note, expected = _predicted(settings, grown, rows)
         notes.append(note)
     before, after = flat(settings), flat(grown)
-    return Grown(grown, {key: value for key, value in after.items() if value != before.get(key)}, notes)
+    return Grown(grown, {key: value for key, value in after.items() if value != before.get(key)}, notes, expected)
 
 
 def swept_settings(settings: Settings, workdir: str | Path, given: Collection[str] = ()) -> Settings:
@@ -138,16 +141,18 @@ def _run(settings: Settings, batch_size: int | None, epochs: float | None, rule:
     return changes
 
 
-def _predicted(settings: Settings, grown: Settings, rows: pandas.DataFrame) -> tuple[Settings, str]:
+def _predicted(
+    settings: Settings, grown: Settings, rows: pandas.DataFrame
+) -> tuple[Settings, str, tuple[float, float] | None]:
     """The grown settings with the learning rate that the law of the rows predicts, where it is sure enough, else with
-    the copied one that they have; and what is known of both.
+    the copied one that they have; what is known of both; and the interval of the loss at the one that is taken.
 
     settings: of the sweep.
     """
     copied = grown.optimizer.learning_rate
     copies = f"learning rate {copied:.3g} is copied from the smallest size"
     if settings.parameterization.name == "sp":
-        return grown, f"{copies}: the law of rows under sp says nothing of depth_mup"
+        return grown, f"{copies}: the law of rows under sp says nothing of depth_mup", None
     try:
         law = sweep_law(rows, ConfigStudy(settings), settings.optimizer.name, settings.parameterization.name).law
         sizes: dict[str, Any] = {"width": grown.model.width, "depth": grown.model.depth}
@@ -155,7 +160,7 @@ def _predicted(settings: Settings, grown: Settings, rows: pandas.DataFrame) -> t
             sizes |= {"batch_size": grown.data.batch_size, "steps": steps_of(grown)}
         p = law.at(**sizes)
     except ValueError as error:
-        return grown, f"{copies}: {error}"
+        return grown, f"{copies}: {error}", None
     run = run_of(grown)
     factor = run.factors(family_of(grown.optimizer.name))["learning_rate"] if run else 1.0
     octaves = math.log2(p.high / p.low)
@@ -163,12 +168,16 @@ def _predicted(settings: Settings, grown: Settings, rows: pandas.DataFrame) -> t
         f"{p.learning_rate / factor:.3g} [{p.low / factor:.3g}, {p.high / factor:.3g}] (95%), which costs "
         f"{100 * p.cost:.2g}% on average and at most {100 * p.worst_cost:.2g}% (97.5%)"
     )
-    if octaves >= NARROW:
+    if octaves < NARROW:
+        grown = put(grown, {LEARNING_RATE: float(f"{p.learning_rate / factor:.4g}")})
+        note = f"the law over all sizes predicts learning rate {prediction}; {copied:.3g} would be copied"
+    else:
         wide = f"its interval has {octaves:.1f} octaves, and {NARROW:g} are too many"
-        return grown, f"{copies}: the law over all sizes predicts {prediction}, but {wide}"
-    loss = f"expected {settings.sweep.judge_by.replace('_', ' ')} {p.loss:.4g} [{p.loss_low:.4g}, {p.loss_high:.4g}]"
-    grown = put(grown, {LEARNING_RATE: float(f"{p.learning_rate / factor:.4g}")})
-    return grown, f"the law over all sizes predicts learning rate {prediction}; {copied:.3g} would be copied; {loss}"
+        note = f"{copies}: the law over all sizes predicts {prediction}, but {wide}"
+    loss = law.loss([{**sizes, law.hyperparameter: grown.optimizer.learning_rate * factor}])
+    mean, low, high = (float(values[0]) for values in loss)
+    name = settings.sweep.judge_by.replace("_", " ")
+    return grown, f"{note}; expected {name} {mean:.4g} [{low:.4g}, {high:.4g}]", (low, high)
 
 
 def _curves(settings: Settings, rows: pandas.DataFrame, workdir: str | Path) -> list[TransferCurve]:
