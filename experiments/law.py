@@ -186,7 +186,7 @@ CASES = {
     "bent, the target far above": Case(critical=5.0),
     "bent, beyond the rows": Case(critical=9.0),
 }
-SWEEPS = 15
+SWEEPS = 40
 RATES = np.arange(-3.0, 4.0)  # log2, around the optimum give or take an octave
 
 
@@ -365,8 +365,8 @@ def step_law(m: Measured, rows: Mapping[tuple[float, ...], tuple[float, float]])
 
 
 def published_scores(names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Score]]]:
-    """Of each split: the scores of the law, of Step Law's formula, and of keeping the best rate of the largest curve
-    that was fitted (most tokens, then the nearest batch size)."""
+    """Of each split: the scores of the law, of Step Law's formula, of keeping the best rate of the largest curve that
+    was fitted (most parameters, then most tokens, then the nearest batch size), and of muP from there."""
     rows = dense()
     sizes_of = {tuple(key): (n, d) for key, (n, d) in _of_curves(rows).items()}
     every = measured(rows, SIZES)
@@ -382,21 +382,28 @@ def published_scores(names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str,
             continue
         law = fit.scaling_law(fitted, sizes=SIZES)
 
-        def kept(m: Measured, small: Sequence[Measured] = small) -> float:
+        def largest(m: Measured, small: Sequence[Measured] = small) -> Measured:
             def far(s: Measured) -> tuple[float, ...]:
                 parameters, tokens = sizes_of[tuple(s.sizes.values())]
                 return -parameters, -tokens, abs(math.log2(s.sizes["batch_size"] / m.sizes["batch_size"]))
 
-            return min(small, key=far).best
+            return min(small, key=far)
 
+        kept = [(m, largest(m)) for m in of]
         yield (
             name,
             {
                 "law": score(len(known), of, predicted(law, of)),
                 "Step Law": score(len(known), of, [(step_law(m, sizes_of),) for m in of]),
-                "kept": score(len(known), of, [(kept(m),) for m in of]),
+                "kept": score(len(known), of, [(small.best,) for _, small in kept]),
+                "muP": score(len(known), of, [(small.best - _wider(m, small),) for m, small in kept]),
             },
         )
+
+
+def _wider(m: Measured, small: Measured) -> float:
+    """Octaves in width: under Adam muP divides the rate of hidden weights by the width."""
+    return math.log2(m.sizes["width"] / small.sizes["width"])
 
 
 def _of_curves(rows: pandas.DataFrame) -> dict[tuple[float, ...], tuple[float, float]]:
@@ -459,7 +466,21 @@ def _inside(of: Mapping[str, float]) -> str:
 
 def table_published(results: Mapping[str, Any]) -> str:
     """What the law, Step Law's formula and the kept rate cost on each split."""
-    columns = ("trained on", "curves", "predicted", "off", "costs", "inside", "Step Law: off", "costs", "kept: costs")
+    columns = (
+        *(
+            "trained on",
+            "curves",
+            "predicted",
+            "off",
+            "costs",
+            "inside",
+            "Step Law: off",
+            "costs",
+            "kept: off",
+            "costs",
+        ),
+        *("muP: off", "costs"),
+    )
     words = {
         "1": "at most 268M and 14B tokens, predicts 429M and more",
         "2": "215M, at most 20B tokens, predicts 1.07B",
@@ -469,9 +490,10 @@ def table_published(results: Mapping[str, Any]) -> str:
     for name, scores in results["published"].items():
         axis, _, value = name.partition(" ")
         unit = {"parameters": "M parameters, predicts more", "tokens": "B tokens, predicts more"}.get(axis, "")
-        of, formula = scores["law"], scores["Step Law"]
+        of = scores["law"]
         cells = (str(of["fitted"]), str(of["predicted"]), f"{of['off']:.2f}", _costs(of), _inside(of))
-        other = (f"{formula['off']:.2f}", _costs(formula), _costs(scores["kept"]))
+        others = [scores[who] for who in ("Step Law", "kept", "muP")]
+        other = [cell for who in others for cell in (f"{who['off']:.2f}", _costs(who))]
         lines.append((words.get(name, f"at most {value}{unit}"), *cells, *other))
     return markdown(columns, lines)
 
