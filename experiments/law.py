@@ -25,8 +25,14 @@ So the numbers on the 117 are what is reachable, not proof. The priors of expone
 **Changed after the first reading** (commits 8749b66 and 0ccd66c; chosen on the pool again, then read once more). R2
 with all of the pool was .01, since far below the optimum the valley grew without bound: it cannot steepen there now.
 The optima of one model moved together (27% inside, of the 15 curves of 1.07B predicted from all smaller ones): the law
-has a random offset of the optimum for each model size now. law.json has the second reading of ScaleBench and the
-first one of "published"; of our rows and the planted laws it has none yet.
+has a random offset of the optimum for each model size now.
+
+**Third reading**, with the priors' file in the place of exponents -1, -.5, .5, -.3 with sd .5, .5, .3, .3 (commit "the
+third reading, with the file of priors"): split 3 fell from .49 octaves off to .99, and splits by tokens held 57 to 77%
+of the optima. The law was straight there, since its bend had to raise the evidence by 3 nats. It bends always now, at a
+critical batch size that may lie anywhere (sd 3 octaves): on our own rows of Adam and Muon the largest batch size then
+costs .2 to .7% in the place of .9 to 2.5%, on images under SGD 2.1 in the place of 1.3; the pool is as before. law.json
+has the fourth reading.
 
 **Splits.**
 
@@ -231,14 +237,13 @@ def planted(
 
 
 def planted_scores(sweeps: int = SWEEPS) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of each case: how often the intervals of the rate and of the loss hold the truth, how often the law bends, rms
-    octaves off and the mean width of the interval."""
+    """Of each case: how often the intervals of the rate and of the loss hold the truth, rms octaves off and the mean
+    width of the interval."""
     for number, (name, case) in enumerate(CASES.items()):
-        rng, lines, bends = np.random.default_rng(number), [], 0
+        rng, lines = np.random.default_rng(number), []
         for _ in range(sweeps):
             rows, targets = planted(case, rng)
             law = fit.scaling_law(rows, prior="rules" if case.prior else None)
-            bends += law.bends
             for sizes, best, loss in targets:
                 p = law.at(**sizes)
                 low, rate, high = np.log2([p.low, p.learning_rate, p.high])
@@ -251,7 +256,6 @@ def planted_scores(sweeps: int = SWEEPS) -> Iterator[tuple[str, dict[str, float]
             "loss inside": float(of_loss.mean()),
             "off": float(np.sqrt((off**2).mean())),
             "width": float(width.mean()),
-            "bends": bends / sweeps,
         }
         yield name, shares
 

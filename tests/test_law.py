@@ -68,7 +68,11 @@ except SystemExit as end:
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
-    rate, cost, loss, outside, _, source, *exponents, wrote, status = done.stdout.splitlines()
+    lines, (of_parameters, of_tokens, wrote, status) = done.stdout.splitlines()[:-4], done.stdout.splitlines()[-4:]
+    rate, cost, loss, outside, _, source, *exponents, heading = lines
+    assert heading == "published rules, and whether they hold here:"
+    assert of_parameters.startswith("  parameters: Step Law -0.71 no, ")  # -.5 is planted
+    assert "token_horizon -0.32 yes" in of_tokens
     assert re.match(r"learning rate \S+ \[\S+, \S+\], 95%", rate)
     assert "% of the loss" in cost
     assert loss.startswith("loss ")
@@ -80,6 +84,7 @@ except SystemExit as end:
     assert "Target: parameters 64M, tokens 16B." in page
     assert rate in page
     assert page.count("data:image/png;base64,") == 1
+    assert "<summary>Published rules</summary>" in page
     assert "http" not in re.sub(r"base64,[^\"]*", "", page)  # opens offline
 
 

@@ -22,6 +22,7 @@ from depthmup.fit import Prediction, ScalingLaw
 from depthmup.fit.curve import POINTS, checked
 from depthmup.fit.optimum import curve_optimum
 from depthmup.fit.picture import Mark, paint, plain_log
+from depthmup.fit.scaling_law import Estimate
 from depthmup.names import floats, plain
 from depthmup.report.drawing import STYLE, WIDTH, png
 
@@ -102,8 +103,21 @@ class LargeRun:
     @property
     def exponents(self) -> list[tuple[str, str]]:
         """(axis, exponent with its 95% interval), as text."""
-        exponents = self.law.exponents
-        return [(_words(axis), f"{e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}]") for axis, e in exponents.items()]
+        return [(_words(axis), _interval(exponent)) for axis, exponent in self.law.exponents.items()]
+
+    @property
+    def rules(self) -> list[tuple[str, str, str, str, str]]:
+        """(published rule, size that doubles, what the rule says, what the law has, whether that holds it), as text."""
+        return [
+            (
+                rule.rule,
+                _words(rule.size),
+                f"{rule.claimed:+.2f}",
+                _interval(rule.measured),
+                "yes" if rule.holds else "no",
+            )
+            for rule in self.law.rules
+        ]
 
     @property
     def source(self) -> str:
@@ -122,7 +136,13 @@ class LargeRun:
         width = max(len(axis) for axis, _ in self.exponents)
         exponents = [f"  {axis:{width}}  {exponent}" for axis, exponent in self.exponents]
         notes = [f"note: {note}" for note in self.law.notes]
-        return "\n".join([*self.lines, "", f"{self.source}; {self.of_exponents}:", *exponents, *notes])
+        lines = [*self.lines, "", f"{self.source}; {self.of_exponents}:", *exponents, *notes]
+        if self.rules:
+            lines.append("published rules, and whether they hold here:")
+        for size in dict.fromkeys(size for _, size, *_ in self.rules):
+            rules = [f"{name} {claimed} {holds}" for name, of, claimed, _, holds in self.rules if of == size]
+            lines.append(f"  {size}: {', '.join(rules)}")
+        return "\n".join(lines)
 
     def html(self, picture: bytes | None) -> str:
         """The same for a page, without a heading. picture: a PNG."""
@@ -136,8 +156,18 @@ class LargeRun:
                 f"<p>{escape(self.source)}; {escape(self.of_exponents)}:</p>",
                 f"<table><thead><tr><th>size<th>exponent<tbody>{''.join(rows)}</table>",
                 *(f"<p>Note: {escape(note)}.</p>" for note in self.law.notes),
+                self._rules_html() if self.rules else "",
             ]
         )
+
+    def _rules_html(self) -> str:
+        names = "published rule", "size that doubles", "it says", "the law here", "holds"
+        rows = [
+            "<tr>" + "".join(f'<td data-title="{name}">{escape(cell)}' for name, cell in zip(names, row, strict=True))
+            for row in self.rules
+        ]
+        table = f"<table><thead><tr>{''.join(f'<th>{name}' for name in names)}<tbody>{''.join(rows)}</table>"
+        return f"<details><summary>Published rules</summary>{table}</details>"
 
     def picture(self) -> bytes | None:
         """`figure` as a PNG."""
@@ -258,6 +288,10 @@ def page(run: LargeRun, command: str) -> str:
 <pre>{escape(command)}</pre>
 </html>
 """
+
+
+def _interval(e: Estimate) -> str:
+    return f"{e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}]"
 
 
 def _words(name: str) -> str:
