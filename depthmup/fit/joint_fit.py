@@ -272,11 +272,17 @@ class JointFit:
         hessian[np.diag_indices(self.size)] += self.precision
         return hessian, gradient - self.precision * (q - self.centre), miss, scaling, robust
 
-    def fit(self) -> JointFit:
-        """Find the mode and the scales."""
+    def fit(self, start: JointFit | None = None) -> JointFit:
+        """Find the mode and the scales. start: a fitted law, whose common parameters and scales are the first guess."""
         from scipy.linalg import cho_factor, cho_solve
 
         q: np.ndarray = self.centre.copy()
+        if start is not None:
+            known = dict(zip(start.names, start.q[: len(start.names)], strict=True))
+            q[: len(self.names)] = [known.get(name, mean) for name, mean in zip(self.names, self.mean, strict=True)]
+            self.scales, self.noise, self.per_excess = start.scales.copy(), start.noise, start.per_excess
+            self._prepare()
+            q = np.concatenate([q[: len(self.names)], self.centre[len(self.names) :]])
         damping, now, parameters = 1e-2, self._cost(q), np.diag_indices(len(self.names))
         for number in range(ROUNDS):
             hessian, gradient, miss, scaling, robust = self._normal(q)

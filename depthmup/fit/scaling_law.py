@@ -441,8 +441,9 @@ def scaling_law(
         raise ValueError(f"all rows have one size, {words}: a second value of {axes[0]} would show its exponent")
     exponents = _prior(prior, columns.conditions)
     varied = {axis for axis in axes if np.ptp(of.sizes[axis]) > 0}
-    bend = "batch_size" in varied and bool(varied & {"steps", "tokens"})
-    law = JointFit(of.rows, links(of, exponents, bend), of.noise).fit()
+    law = JointFit(of.rows, links(of, exponents, bend=False), of.noise).fit()
+    if "batch_size" in varied and varied & {"steps", "tokens"}:
+        law = JointFit(of.rows, links(of, exponents, bend=True), of.noise).fit(start=law)
     return ScalingLaw(of, law, hyperparameter, columns.conditions, prior)
 
 
