@@ -160,6 +160,7 @@ class JointFit:
     kernels: Sequence[Kernel] = KERNELS
     q: np.ndarray = dataclasses.field(init=False)  # (size,), the mode: parameters, then whitened discrepancies
     root: np.ndarray = dataclasses.field(init=False)  # (size, size), Cholesky factor of the Hessian there
+    evidence: float = dataclasses.field(init=False)  # Laplace's, in nats
 
     def __post_init__(self) -> None:
         self.names = [(link, column) for link, prior in self.links.items() for column in prior]
@@ -302,6 +303,11 @@ class JointFit:
                     break
         self.q = q
         self.root = np.linalg.cholesky(self._normal(q)[0])
+        scales = zip((*self.scales, self.noise), (*(k.scale for k in self.kernels), self.noise0), strict=True)
+        shrunk = sum(WEIGHT * (math.log(s / s0) + 0.5 * ((s0 / s) ** 2 - 1)) for s, s0 in scales)
+        self.evidence = (
+            -now - shrunk - float(np.log(np.diag(self.root)).sum()) + 0.5 * float(np.log(self.precision).sum())
+        )
         return self
 
     def _rescale(
