@@ -160,7 +160,6 @@ class JointFit:
     kernels: Sequence[Kernel] = KERNELS
     q: np.ndarray = dataclasses.field(init=False)  # (size,), the mode: parameters, then whitened discrepancies
     root: np.ndarray = dataclasses.field(init=False)  # (size, size), Cholesky factor of the Hessian there
-    evidence: float = dataclasses.field(init=False)  # Laplace's, in nats
 
     def __post_init__(self) -> None:
         self.names = [(link, column) for link, prior in self.links.items() for column in prior]
@@ -273,17 +272,11 @@ class JointFit:
         hessian[np.diag_indices(self.size)] += self.precision
         return hessian, gradient - self.precision * (q - self.centre), miss, scaling, robust
 
-    def fit(self, start: JointFit | None = None) -> JointFit:
-        """Find the mode and the scales. start: a fitted law, whose common parameters and scales are the first guess."""
+    def fit(self) -> JointFit:
+        """Find the mode and the scales."""
         from scipy.linalg import cho_factor, cho_solve
 
         q: np.ndarray = self.centre.copy()
-        if start is not None:
-            known = dict(zip(start.names, start.q[: len(start.names)], strict=True))
-            q[: len(self.names)] = [known.get(name, mean) for name, mean in zip(self.names, self.mean, strict=True)]
-            self.scales, self.noise, self.per_excess = start.scales.copy(), start.noise, start.per_excess
-            self._prepare()
-            q = np.concatenate([q[: len(self.names)], self.centre[len(self.names) :]])
         damping, now, parameters = 1e-2, self._cost(q), np.diag_indices(len(self.names))
         for number in range(ROUNDS):
             hessian, gradient, miss, scaling, robust = self._normal(q)
@@ -303,11 +296,6 @@ class JointFit:
                     break
         self.q = q
         self.root = np.linalg.cholesky(self._normal(q)[0])
-        scales = zip((*self.scales, self.noise), (*(k.scale for k in self.kernels), self.noise0), strict=True)
-        shrunk = sum(WEIGHT * (math.log(s / s0) + 0.5 * ((s0 / s) ** 2 - 1)) for s, s0 in scales)
-        self.evidence = (
-            -now - shrunk - float(np.log(np.diag(self.root)).sum()) + 0.5 * float(np.log(self.precision).sum())
-        )
         return self
 
     def _rescale(

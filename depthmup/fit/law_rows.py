@@ -31,6 +31,7 @@ FREE = 3.0  # sd of an exponent without a prior
 LOSS = {"parameters": (-0.34, 0.12), "width": (-0.68, 0.3), "depth": (-0.34, 0.2), "data": (-0.28, 0.1)}
 
 CRITICAL = (0.5, 0.3)  # exponent of the critical batch size over data, (mean, sd)
+BEND = 3.0  # octaves of the batch size, sd: how far from the middle of the rows the critical batch size may lie
 BENT = {"slope": (0.75, 0.3), "sharpness": (-0.7, 0.4), "flatter": (0.0, 0.3)}  # links of a bend, (mean, sd)
 
 
@@ -318,6 +319,6 @@ def links(of: Gathered, prior: Prior, bend: bool) -> Links:
         result["batch"] = plane(-5.5, 1.0, 0.3, batch=False)
         result["small batch"] = result["large batch"] = {"1": (-0.22, 0.5)}
     if bend:
-        result["bend"] = plane(0.0, 1.5, 0.2, CRITICAL, batch=False)
+        result["bend"] = plane(0.0, BEND, 0.2, CRITICAL, batch=False)
         result |= {name: {"1": of_link} for name, of_link in BENT.items()}
     return result

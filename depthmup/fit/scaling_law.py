@@ -11,12 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from depthmup.fit.joint_fit import DRAWS, FREEDOM, JointFit, mean_loss
+from depthmup.fit.joint_fit import FREEDOM, JointFit, mean_loss
 from depthmup.fit.law_rows import (
     AXES,
-    BENT,
     CONDITIONS,
-    CRITICAL,
     MODEL,
     Gathered,
     Prior,
@@ -28,13 +26,11 @@ from depthmup.fit.law_rows import (
 from depthmup.fit.published_rules import PUBLISHED_RULES, PublishedRule, Size
 from depthmup.names import POSITIVE, short, unknown
 
-BEND = 3.0  # nats of evidence that a bend needs
 QUANTILES = (0.025, 0.975)
 WIDE = 4.0  # octaves: an interval that is wider says hardly anything
 SAME_LINE = 0.02  # share of the sizes' spread off a line: with less, exponents cannot be told apart
 ROUNDING = 1e-6  # octaves by which a target may lie outside of the rows
 FAILS = 5.0  # nats of log loss above the best: such a training has failed, and worse ones cost no more
-UNSEEN = 3.0  # octaves beyond the largest batch size within which a bend may lie that the rows do not show, sd
 STEP = 1e-4  # octaves, of derivatives
 LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch", "large batch"}  # of the best loss
 CHUNK = 200  # targets at a time
@@ -157,20 +153,16 @@ class Prediction(NamedTuple):
 class ScalingLaw:
     """The law of `scaling_law`.
 
-    axes: the sizes that it is in. bends: whether its optimum bends at a critical batch size. evidence: {"straight",
-    "bent"}: log evidence of each. together: axes whose exponents the rows cannot tell apart, since the sizes move
+    axes: the sizes that it is in. together: axes whose exponents the rows cannot tell apart, since the sizes move
     together. fixed: axes that have one size: the exponent there is the prior's. conditions: what all rows share, such
     as the optimizer. notes: what a reader must know, in sentences.
     """
 
     def __init__(
-        self, of: Gathered, fits: Mapping[str, JointFit], hyperparameter: str, conditions: Mapping[str, Any], prior: Any
-    ):
-        self._of, self.hyperparameter, self.conditions = of, hyperparameter, dict(conditions)
+        self, of: Gathered, law: JointFit, hyperparameter: str, conditions: Mapping[str, Any], prior: Any
+    ) -> None:
+        self._of, self._fit, self.hyperparameter, self.conditions = of, law, hyperparameter, dict(conditions)
         self.axes = of.coordinates.axes
-        self.evidence = {name: fit.evidence for name, fit in fits.items()}
-        self.bends = "bent" in fits and self.evidence["bent"] - self.evidence["straight"] > BEND
-        self._fit = fits["bent" if self.bends else "straight"]
         self.fixed = tuple(axis for axis in self.axes if np.ptp(of.sizes[axis]) == 0)
         self.together = self._together()
         self.notes = list[str]()
@@ -281,27 +273,7 @@ class ScalingLaw:
         design = self._of.coordinates.design(sizes)
         links = self._fit.links_at(self._of.coordinates.places(design), design, rough)
         drawn = {name: link.drawn for name, link in links.items()}
-        if rough and self._unseen is not None:
-            drawn |= self._bend_beyond(self._unseen, design["data"])
         return _Drawn(drawn, {name: link.mode for name, link in links.items()}, design["batch_size"])
-
-    @functools.cached_property
-    def _unseen(self) -> float | None:
-        """Of a straight law over batch sizes, the largest batch size over the square root of the data, log2: a bend may
-        lie beyond it. None for a law that bends, or of one batch size."""
-        if self.bends or "batch_size" not in self.axes or "batch_size" in self.fixed:
-            return None
-        design = self._fit.rows.design
-        return float((design["batch_size"] - CRITICAL[0] * design["data"]).max())
-
-    @staticmethod
-    def _bend_beyond(edge: float, data: np.ndarray) -> dict[str, np.ndarray]:
-        """Links of bends that the rows do not show: every optimizer has a critical batch size, somewhere beyond."""
-        rng = np.random.default_rng(3)
-        where = edge + UNSEEN * np.abs(rng.normal(size=(DRAWS, 1)))
-        slope, sharpness, flatter = (rng.normal(*BENT[name], size=(DRAWS, 1)) for name in BENT)
-        bend = where + CRITICAL[0] * data + 0 * slope
-        return {"bend": bend, "slope": slope, "sharpness": sharpness, "flatter": flatter}
 
     def at(self, **sizes: Any) -> Prediction:
         """What the law says of a target, one number for each of its axes; an axis with one size may be left out.
@@ -455,8 +427,8 @@ def scaling_law(
       sizes: the sizes of the law. None: all that the table has, width and depth before parameters, steps before tokens.
 
     `joint_fit` has the law: one fit to all curves up to their cliffs. A rate that diverges, or lies beyond a cliff,
-    says that it is too high. The optimum bends at a critical batch size only where the evidence for a bend (Laplace's,
-    of the whole fit) exceeds that for none by more than BEND = 3 nats, a factor of 20; else it is straight.
+    says that it is too high. Where the rows vary batch size and length, the optimum bends at a critical batch size that
+    grows with the data: it may lie anywhere, also beyond the rows.
 
     Raises ValueError for a table with one size, without a column that is needed, with sizes or rates that are not
     positive, with two values of a condition such as the optimizer, without a training that converged, or with two rows
@@ -468,11 +440,10 @@ def scaling_law(
         words = ", ".join(f"{axis} {2 ** of.sizes[axis][0]:g}" for axis in axes)
         raise ValueError(f"all rows have one size, {words}: a second value of {axes[0]} would show its exponent")
     exponents = _prior(prior, columns.conditions)
-    fits = {"straight": JointFit(of.rows, links(of, exponents, bend=False), of.noise).fit()}
     varied = {axis for axis in axes if np.ptp(of.sizes[axis]) > 0}
-    if "batch_size" in varied and varied & {"steps", "tokens"}:
-        fits["bent"] = JointFit(of.rows, links(of, exponents, bend=True), of.noise).fit(start=fits["straight"])
-    return ScalingLaw(of, fits, hyperparameter, columns.conditions, prior)
+    bend = "batch_size" in varied and bool(varied & {"steps", "tokens"})
+    law = JointFit(of.rows, links(of, exponents, bend), of.noise).fit()
+    return ScalingLaw(of, law, hyperparameter, columns.conditions, prior)
 
 
 def _prior(prior: Any, conditions: Mapping[str, Any]) -> Prior:
