@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: transfer checks configs docs notebooks parity pods torture mutants test test-changed test-slow test-foreign lint dist lock clean
+.PHONY: transfer checks configs docs notebooks parity pods torture mutants test test-changed test-slow test-part test-foreign lint dist lock clean
 
 # The main job: where does the best learning rate go with depth and width? About 3 minutes on 2 cores.
 transfer: $(VENV)/ready
@@ -62,6 +62,10 @@ test-changed: lint
 # The tests that are slow by nature: several processes, kills, long coordinate checks, the documents' Python.
 test-slow: $(VENV)/ready
 	$(PYTEST) -m slow
+
+# An eighth of all tests, fast and slow: PART=0/8 to 7/8.
+test-part: $(VENV)/ready
+	$(PYTEST) -m "not pods" --part $(PART)
 
 # The models of other packages, which `make test` passes over where these are not installed.
 test-foreign: .venv-foreign/ready

@@ -54,9 +54,19 @@ def pytest_unconfigure():
 def pytest_addoption(parser):
     parser.addoption("--changed", action="store_true", help="only tests that a change since they passed can reach")
 
+    parser.addoption("--part", default="0/1", help="I/N: of N parts of the tests the one of this number, from 0")
+
 
 def pytest_configure(config):
     config.pluginmanager.register(reach.Changed(config))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Every Nth test of --part: parts take about as long as each other."""
+    number, parts = map(int, config.option.part.split("/"))
+    chosen = items[number::parts]
+    config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % parts != number])
+    items[:] = chosen
 
 
 @pytest.fixture
