@@ -62,10 +62,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Every Nth test of --part: parts take about as long as each other."""
-    number, parts = map(int, config.option.part.split("/"))
-    chosen = items[number::parts]
-    config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % parts != number])
+    chosen, others = reach.part(items, config.option.part)
+    config.hook.pytest_deselected(items=others)
     items[:] = chosen
 
 

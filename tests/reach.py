@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -354,6 +355,14 @@ class Changed:
             good = good and repository.older(_file(test), self._start)
             passed[test] = repository.digest(_file(test)) if good else ""
         self._config.cache.set(PASSED, passed)
+
+
+def part(items: list[Any], text: str) -> tuple[list[Any], list[Any]]:
+    """Every Nth item for "I/N", and the others. Parts take about as long as each other, as neighbours do."""
+    number, parts = map(int, text.split("/"))
+    if not 0 <= number < parts:
+        raise pytest.UsageError(f"--part={text} must be I/N, from 0/N to N-1/N")
+    return items[number::parts], [item for i, item in enumerate(items) if i % parts != number]
 
 
 def _file(test: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests import mutants
-from tests.reach import Repository
+from tests.reach import Repository, part
 
 pytest_plugins = ["pytester"]
 
@@ -152,3 +152,16 @@ def test_some_tests_of_a_file(pytester, outcomes):
     pytester.makepyfile("def test_one():\n    pass\n\ndef test_two():\n    pass\n")
     assert outcomes("-k", "one") == {"passed": 1, "deselected": 1}
     assert outcomes() == {"passed": 1, "deselected": 1}
+
+
+def test_the_parts_of_ci_are_all_tests():
+    tests = list(range(35))
+    parts = [part(tests, f"{number}/8") for number in range(8)]
+    assert sorted(test for chosen, _ in parts for test in chosen) == tests
+    assert {len(chosen) for chosen, _ in parts} == {4, 5}
+    for chosen, others in parts:
+        assert sorted(chosen + others) == tests
+    assert part(tests, "0/1") == (tests, [])
+    for text in ("8/8", "-1/8"):
+        with pytest.raises(pytest.UsageError, match=f"--part={text} must be I/N, from 0/N to N-1/N"):
+            part(tests, text)
