@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,12 @@ from depthmup.names import unknown
 from depthmup.optim import family_of
 from depthmup.plan import plan
 from depthmup.recipe import multiplier
-from depthmup.report.grow import swept_settings
+from depthmup.report.grow import came_out, swept_settings
 from depthmup.settings import Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
-from depthmup.trials.plan import score
 from depthmup.usage import FLAGS, changed
 
 EXPECTED = "expected.txt"  # in a workdir
@@ -48,7 +47,7 @@ def train(settings: Settings, workdir: Path | None, command: str, profile: bool 
     if jax.process_index() == 0:
         print(run.in_words(metrics))
         if expected:
-            line = _comparison(metrics, settings.sweep.judge_by, *expected)
+            line = came_out(metrics, settings.sweep.judge_by, *expected)
             print(line)
             if workdir:
                 write_atomically(workdir / EXPECTED, f"{line}\n")
@@ -72,18 +71,6 @@ def _expected(text: str) -> tuple[float, float] | None:
     if not low <= high:
         raise SettingsError(f"--expect={text} must be LOW,HIGH of a loss, as grow prints it")
     return low, high
-
-
-def _comparison(metrics: Mapping[str, Any], measure: str, low: float, high: float) -> str:
-    """Whether a run came out as expected, in words."""
-    value, name = score(metrics, measure) if measure in metrics else math.inf, measure.replace("_", " ")
-    if low <= value <= high:
-        return f"{name} {value:.4g} is inside the expected [{low:.4g}, {high:.4g}]"
-    side = "below" if value < low else "above"
-    return (
-        f"{name} {value:.4g} is {side} the expected [{low:.4g}, {high:.4g}]: the law of the sweep does not hold here, "
-        "or this run differs from the sweep in more than its size"
-    )
 
 
 def sweep(

@@ -128,6 +128,7 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "choose": choose.table,
     "step_law": lambda _: step_law.table_of_predictions(),
     "step_law_costs": lambda _: step_law.table_of_costs(),
+    "law_example": lambda _: law.text_of_example(_numbers("law")),
     "law_published": lambda _: law.table_published(_numbers("law")),
     "law_scalebench": lambda _: law.table_scalebench(_numbers("law")),
     "law_rows": lambda _: law.table_rows(_numbers("law")),

@@ -5,6 +5,7 @@
     python -m experiments.law rows        # our own sweeps, the largest sizes left out, and the jump
     python -m experiments.law published   # step-law's table, by size and by tokens
     python -m experiments.law scalebench  # ScaleBench's target
+    python -m experiments.law example     # the prediction that docs/large-run.md shows
     python -m experiments.law             # all, and writes docs/results/law.json
 
 Rows, numbers only: docs/results/step_law.parquet (experiments/step_law.py), and docs/results/scalebench.parquet, the
@@ -367,6 +368,16 @@ def splits(rows: pandas.DataFrame) -> dict[str, Split]:
     return result
 
 
+EXAMPLE = {"width": 2048, "depth": 16, "batch_size": 512, "steps": 19_073}  # of docs/large-run.md
+
+
+def example() -> tuple[str, float]:
+    """What the law of split 2 says of one of its targets, and the rate that was best there."""
+    rows = dense()
+    (target,) = (m for m in measured(rows, SIZES) if m.sizes == EXAMPLE)
+    return str(fit.scaling_law(rows.query(NAMED["2"].fitted), sizes=SIZES).at(**EXAMPLE)), 2**target.best
+
+
 def step_law(m: Measured, rows: Mapping[tuple[float, ...], tuple[float, float]]) -> float:
     """log2 of the rate of Step Law's formula (arXiv 2503.04715), 1.79 N^-.713 D^.307, fitted on all of these runs."""
     parameters, tokens = rows[tuple(m.sizes.values())]
@@ -473,6 +484,11 @@ def _inside(of: Mapping[str, float]) -> str:
     return f"{100 * of['inside']:.0f}% / {100 * of['inside_measured']:.0f}%"
 
 
+def text_of_example(results: Mapping[str, Any]) -> str:
+    of = results["example"]
+    return f"```\n{of['prediction']}\n```\n\nThere {of['best']:.3g} was the best rate, by the trainings of that size."
+
+
 def table_published(results: Mapping[str, Any]) -> str:
     """What the law, Step Law's formula and the kept rate cost on each split."""
     columns = (
@@ -559,7 +575,7 @@ def table_planted(results: Mapping[str, Any]) -> str:
 
 
 SHOWN = ("5", "10", "20", "40", "80")  # billions of tokens: splits in the table; law.json has all
-PARTS = ("planted", "pool", "rows", "published", "scalebench")
+PARTS = ("planted", "pool", "rows", "published", "scalebench", "example")
 
 
 def main() -> None:
@@ -575,6 +591,9 @@ def main() -> None:
             for name, scores in published_scores():
                 lines[name] = {who: of._asdict() for who, of in scores.items()}
                 print(part, name, *(f"\n    {who:9} {of}" for who, of in scores.items()), flush=True)
+        elif part == "example":
+            lines["prediction"], lines["best"] = example()
+            print(lines["prediction"], lines["best"], sep="\n")
         elif part in ("pool", "scalebench"):
             for name, of_loss in pool_scores() if part == "pool" else scalebench_scores():
                 lines[name] = {**of_loss._asdict(), "rates": of_loss.rates._asdict()}

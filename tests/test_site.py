@@ -43,7 +43,7 @@ PYTHON = {
 # Packages that a page needs and that depthmup does not install.
 NEEDS = {"guide/haiku.md": ("haiku",), "guide/optuna-wandb.md": ("optuna", "wandb")}
 # Python that needs a finished sweep, a checkpoint or arrays of the reader, and so does not run.
-ILLUSTRATES = ("laws.md", "performance.md", "sweeps.md", "training.md")
+ILLUSTRATES = ("large-run.md", "laws.md", "performance.md", "sweeps.md", "training.md")
 
 
 def files_of(nav):

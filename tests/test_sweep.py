@@ -311,7 +311,7 @@ def test_report(finished, tmp_path):
     table, study = pandas.DataFrame(finished[1]), tiny.study()
     curves = judge(table, study)
     path = page.write(curves, table, study, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
-    names = {"loss_over_depth", "loss_over_width", "optimum_over_depth", "optimum_over_width"}
+    names = {"loss_over_depth", "loss_over_width", "optimum_over_depth", "optimum_over_width", "large_run"}
     for name in names:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     text, _, _ = path.read_text().rpartition("<script>")  # what follows is Plotly

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put,
 from depthmup.train.build import optimizer_of, run_of, steps_of, task_of
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials.config_study import ConfigStudy, from_identity
+from depthmup.trials.plan import score
 from depthmup.trials.store import load
 from depthmup.trials.verdicts import TransferCurve
 
@@ -201,3 +202,15 @@ def _curves(settings: Settings, rows: pandas.DataFrame, workdir: str | Path) -> 
 def _best(curve: TransferCurve) -> float | None:
     """The best learning rate of the smallest size: the one that the verdict is about, if it has one."""
     return curve.result.tuned or curve.result.optima[0].learning_rate
+
+
+def came_out(metrics: Mapping[str, Any], measure: str, low: float, high: float) -> str:
+    """Whether a run came out as `grow` expected (Grown.expected), in words."""
+    value, name = score(metrics, measure) if measure in metrics else math.inf, measure.replace("_", " ")
+    if low <= value <= high:
+        return f"{name} {value:.4g} is inside the expected [{low:.4g}, {high:.4g}]"
+    side = "below" if value < low else "above"
+    return (
+        f"{name} {value:.4g} is {side} the expected [{low:.4g}, {high:.4g}]: the law of the sweep does not hold here, "
+        "or this run differs from the sweep in more than its size"
+    )
