@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from depthmup import fit, usage
 from depthmup.files import write_atomically
-from depthmup.fit.law_rows import AXES, CONDITIONS, read
+from depthmup.fit.law_rows import AXES, CONDITIONS, is_accuracy, read
 from depthmup.names import unknown
 from depthmup.report.law import LargeRun, page
 
@@ -25,6 +25,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "batch_size": ("b", "bs", "batch", "global_batch_size", "gbs"),
     "learning_rate": ("lr", "max_lr", "peak_lr"),
     "loss": ("val_loss", "valid_loss", "validation_loss", "eval_loss", "final_loss"),
+    "accuracy": ("acc", "val_acc", "val_accuracy", "validation_accuracy", "test_accuracy"),
     "seed": ("random_seed",),
     "diverged": (),
     "optimizer": ("optim", "opt"),
@@ -51,9 +52,13 @@ def run(program: str, words: Sequence[str]) -> int:
     try:
         call = _parsed(words)
         target = _target(call.target)
-        columns = _columns(call.table, call.columns, target)
-        large = LargeRun(fit.scaling_law(columns), columns, target=target)
+        columns, names = _columns(call.table, call.columns, target)
+        measure = "loss" if "loss" in columns else "accuracy"
+        large = LargeRun(fit.scaling_law(columns, measure=measure), columns, measure, target)
         print(large)
+        print(
+            "columns:", ", ".join(f"{name} is {usual}" for usual, name in names.items() if name != usual) or "as named"
+        )
         if call.report:
             write_atomically(Path(call.report), page(large, f"{program} {shlex.join(words)}"))
             print(f"report: {call.report}")
@@ -100,40 +105,48 @@ def _target(text: str | None) -> dict[str, Any]:
     return result
 
 
+def _same(one: Any, other: Any) -> bool:
+    return str(one).casefold() == str(other).casefold()
+
+
 def _usual(name: str) -> str | None:
     """What a column of this name is."""
     return next((usual for usual, others in NAMES.items() if name.lower() in (usual, *others)), None)
 
 
-def _columns(table: str, renamed: str | None, target: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The columns of a table by the names of `NAMES`, of the rows whose conditions are those of the target."""
+def _columns(table: str, renamed: str | None, target: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """The columns of a table by the names of `NAMES`, of the rows whose conditions are those of the target; and the
+    names that those have in the table."""
     columns, chosen = read(table), _pairs("columns", renamed, ":")
     for name, usual in chosen.items():
         if name not in columns:
             raise ValueError(f"--columns: {table} has no column {name!r} (it has {', '.join(columns)})")
         if usual not in NAMES:
             raise unknown("name in --columns", usual, NAMES)
-    result = dict[str, list[Any]]()
+        if usual == "loss" and is_accuracy(name):
+            raise ValueError(f"--columns: {name} looks like an accuracy, whose largest value is best: {name}:accuracy")
+    result, taken = dict[str, list[Any]](), dict[str, str]()
     for usual in NAMES:
         names = [name for name in columns if chosen.get(name) == usual]
-        names = names or [name for name in columns if name.lower() == usual and name not in chosen]
         names = names or [name for name in columns if _usual(name) == usual and name not in chosen]
         if len(names) > 1:
             raise ValueError(f"columns {', '.join(names)} are all a {usual}: give --columns={names[0]}:{usual} for one")
         if names:
-            result[usual] = columns[names[0]]
-    for name in ("learning_rate", "loss", *(size for size in AXES if size in target)):
+            result[usual], taken[usual] = columns[names[0]], names[0]
+    measure = ("loss",) if "accuracy" not in taken else ()
+    for name in ("learning_rate", *measure, *(size for size in AXES if size in target)):
         if name not in result:
             raise ValueError(
                 f"{table} has no column {name} (or {', '.join(NAMES[name])}), it has {', '.join(columns)}: give "
                 f"--columns=COLUMN:{name}"
             )
+    # The law does not read the others: it names them where two rows differ in them alone.
+    result |= {name: values for name, values in columns.items() if name not in {*taken.values(), *result}}
     for size, others in INSTEAD.items():
         if size in target and size in result:
             result = {name: values for name, values in result.items() if name not in others}
     for name in CONDITIONS:
-        values = result.get(name, [])
-        if name in target and target[name] in values:
-            here = [i for i, value in enumerate(values) if value == target[name]]
+        here = [i for i, value in enumerate(result.get(name, [])) if name in target and _same(value, target[name])]
+        if here:
             result = {column: [of_column[i] for i in here] for column, of_column in result.items()}
-    return result
+    return result, {usual: name for usual, name in taken.items() if usual in result}

@@ -11,7 +11,7 @@ from depthmup.fit.optimum import Edge, Optimum, optimum, settled
 from depthmup.fit.path_sum import chain_path_sum, minimal_depth, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
-from depthmup.fit.scaling_law import Prediction, RuleCheck, ScalingLaw, TransferQuality, scaling_law
+from depthmup.fit.scaling_law import Prediction, Rates, RuleCheck, ScalingLaw, TransferQuality, scaling_law
 from depthmup.fit.transfer import MARGIN, Transfer, regret_at, transfer, worth
 from depthmup.fit.verdict import VERDICTS, Cost, Need, Risk, Verdict
 
@@ -31,6 +31,7 @@ __all__ = [
     "PowerLaw",
     "Prediction",
     "Prior",
+    "Rates",
     "Risk",
     "Rule",
     "RuleCheck",

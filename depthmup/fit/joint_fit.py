@@ -74,6 +74,7 @@ KERNELS = (
     Kernel("level", "data", 3.0, 0.012),
     Kernel("level", "data", 0.0, 0.0012),
     Kernel("level", "batch", 2.0, 0.003),
+    Kernel("level", "batch", 0.0, 0.0012),
     Kernel("optimum", "batch", 2.0, 0.2),
     Kernel("optimum", "data", 0.0, 0.2),
     Kernel("optimum", "model", 0.0, 0.15),

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -49,6 +49,18 @@ class Prior(NamedTuple):
             return (width + depth) / 3, math.hypot(sd, sd2) / 3
         return self.exponents.get(axis, (0.0, FREE))
 
+    def check(self) -> Prior:
+        """Itself. Raises ValueError for an axis that has no exponent, or for what is no mean and sd."""
+        known = [axis for axis in AXES if axis != "tokens"]  # more tokens at one batch size are more steps
+        for axis, pair in self.exponents.items():
+            if axis not in known:
+                raise unknown("axis of a prior", axis, known, "; tokens at one batch size are steps")
+            if not (isinstance(pair, Sequence) and len(pair) == 2):
+                raise ValueError(f"the prior of {axis} must be (mean, sd), got {short(pair)}")
+            if not math.isfinite(pair[0]) or not 0 < pair[1] < math.inf:
+                raise ValueError(f"the prior of {axis} must have a finite mean and a positive sd, got {short(pair)}")
+        return self
+
 
 class Table(NamedTuple):
     """Columns of trainings. columns: {name: (rows,)}. conditions: what all rows share, such as the optimizer."""
@@ -63,9 +75,7 @@ def read(table: Any) -> dict[str, list[Any]]:
         path = Path(table)
         if not path.is_file():
             raise ValueError(f"there is no table {str(path)!r}")
-        with path.open(newline="") as file:
-            rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
-        result = {name: [_parsed(row[name]) for row in rows] for name in (rows[0] if rows else ())}
+        result = _csv(path)
     elif isinstance(table, Mapping) or hasattr(table, "columns"):
         names = list(table.columns) if hasattr(table, "columns") else list(table)
         result = {str(name): list(table[name]) for name in names}
@@ -84,6 +94,20 @@ def read(table: Any) -> dict[str, list[Any]]:
     return result
 
 
+def _csv(path: Path) -> dict[str, list[Any]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        names = [name.strip() for name in next(lines, [])]
+        rows = []
+        for cells in lines:
+            if len(cells) not in (0, len(names)):
+                raise ValueError(
+                    f"line {lines.line_num} of {path} has {len(cells)} cells, the first line names {len(names)} columns"
+                )
+            rows += [[_parsed(cell) for cell in cells]] if cells else []
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
 def _parsed(text: str) -> Any:
     """A cell of a CSV file: a number, True or False, None for an empty cell, else its text."""
     words = {"": None, "true": True, "false": False}
@@ -93,6 +117,11 @@ def _parsed(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
+
+
+def is_accuracy(measure: str) -> bool:
+    """Whether a measure is better when it is larger; then 1 - measure is minimized."""
+    return measure.lower().endswith(("accuracy", "acc"))
 
 
 def checked_table(
@@ -111,7 +140,7 @@ def checked_table(
         raise ValueError(f"diverged must be True or False, got {short(flags)}")
     result["diverged"] = np.array([bool(flag) for flag in flags])
     loss = floats(measure, [math.nan if value is None else value for value in columns[measure]])
-    if measure.endswith("accuracy"):
+    if is_accuracy(measure):
         loss = 1 - loss
     if (loss[np.isfinite(loss)] < 0).any():
         raise ValueError(f"{measure} must not be negative: the fit is of its logarithm")
@@ -124,9 +153,34 @@ def checked_table(
         if name in columns:
             values = list(dict.fromkeys(columns[name]))
             if len(values) > 1:
-                raise ValueError(f"the rows have {len(values)} values of {name}, {short(values)}: one law is of one")
+                raise ValueError(
+                    f"the rows have {len(values)} values of {name}, {short(values)}: one law is of one, so keep the "
+                    f"rows of one (depthmup law: --target=...,{name}=...)"
+                )
             conditions[name] = values[0]
+    _check_twice(columns, result, axes, {hyperparameter, measure, "seed", "diverged", *axes, *CONDITIONS})
     return Table(result, conditions), axes
+
+
+def _check_twice(
+    columns: Mapping[str, list[Any]], checked: Mapping[str, np.ndarray], axes: Sequence[str], read_ones: Set[str]
+) -> None:
+    """Raise ValueError for two rows of one size, rate and seed: of one training, or of two that differ elsewhere."""
+    keys = np.column_stack([checked[name] for name in (*axes, "rate", "seed")])
+    first: dict[tuple[float, ...], int] = {}
+    for number, key in enumerate(map(tuple, keys.tolist())):
+        earlier = first.setdefault(key, number)
+        if earlier == number:
+            continue
+        words = ", ".join(f"{axis} {size:g}" for axis, size in zip(axes, key, strict=False))
+        unread = [name for name in columns if name not in read_ones]
+        differ = [name for name in unread if repr(columns[name][earlier]) != repr(columns[name][number])]
+        remedy = "give them a column 'seed'"
+        if differ:
+            remedy = (
+                f"they differ in {', '.join(differ)}, which the law does not know: keep one value, or say what it is"
+            )
+        raise ValueError(f"two rows have the same rate and seed at {words}: {remedy}")
 
 
 def _axes(columns: Mapping[str, Any], sizes: Sequence[str] | None) -> tuple[str, ...]:
@@ -216,7 +270,7 @@ def gathered(table: Table, axes: tuple[str, ...]) -> Gathered:
     for g, of_group in enumerate(
         np.split(np.argsort(number.ravel(), kind="stable"), np.cumsum(np.bincount(number.ravel()))[:-1])
     ):
-        curve = _curve({name: values[of_group] for name, values in columns.items()}, axes, groups[g])
+        curve = _curve({name: values[of_group] for name, values in columns.items()})
         used = np.arange(len(curve.x))[curve.trains & curve.compared] if curve.best is not None else np.zeros(0, int)
         if len(used) >= SMOOTHED:
             smooth = curve.smooth()
@@ -265,15 +319,12 @@ def gathered(table: Table, axes: tuple[str, ...]) -> Gathered:
     )
 
 
-def _curve(columns: Mapping[str, np.ndarray], axes: Sequence[str], sizes: np.ndarray) -> Curve:
+def _curve(columns: Mapping[str, np.ndarray]) -> Curve:
     rates, seeds = np.unique(columns["rate"]), np.unique(columns["seed"])
     shape = (len(rates), len(seeds))
     losses, diverged, trained = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
     at = np.searchsorted(rates, columns["rate"]), np.searchsorted(seeds, columns["seed"])
     trained[at] = True
-    if trained.sum() < len(columns["rate"]):
-        words = ", ".join(f"{axis} {size:g}" for axis, size in zip(axes, sizes, strict=True))
-        raise ValueError(f"two rows have the same rate and seed at {words}: give them a column 'seed'")
     losses[at], diverged[at] = columns["loss"], columns["diverged"]
     return checked(rates, losses, None, diverged & trained, trained)
 

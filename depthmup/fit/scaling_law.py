@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ QUANTILES = (0.025, 0.975)
 WIDE = 4.0  # octaves: an interval that is wider says hardly anything
 SAME_LINE = 0.02  # share of the sizes' spread off a line: with less, exponents cannot be told apart
 ROUNDING = 1e-6  # octaves by which a target may lie outside of the rows
-FAILS = 5.0  # nats of log loss above the best: such a training has failed, and worse ones cost no more
+FAILS = 2.0  # nats of log loss above the best: such a training has failed, and worse ones cost no more
 STEP = 1e-4  # octaves, of derivatives
 LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch", "large batch"}  # of the best loss
 CHUNK = 200  # targets at a time
@@ -42,7 +43,7 @@ FAMILIES = {  # of optimizers
     "muon": "muon",
 }
 BESIDE = 0.05  # octaves from the optimum at which the curvature is measured
-ENDLESS = 2.0**40  # a size that is as good as infinite
+RATES = ("learning_rate", "lr", "max_lr", "peak_lr", "base_lr")  # names of the hyperparameter that has rules
 
 
 class Estimate(NamedTuple):
@@ -57,6 +58,14 @@ class Losses(NamedTuple):
     """Predicted losses of trainings, each (rows,), with 95% intervals."""
 
     mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Rates(NamedTuple):
+    """Best values at sizes, each (rows,), with the ends of their 95% intervals."""
+
+    value: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
@@ -78,23 +87,25 @@ class RuleCheck(NamedTuple):
 class TransferQuality(NamedTuple):
     """How well a hyperparameter transfers, in the figures of Kalra and Barkeshli (arXiv 2605.21486), of one law.
 
-    error: octaves of the measured optima about the law's plane, root mean square.
+    error: octaves of the optima of the rows' sizes about a plane, root mean square.
     kappa: {axis: exponent by which the cost of a fixed error of log rate grows over the size, relative to the loss that
         is still to gain there}: alpha - 2 beta + gamma of the paper, whose curvature gamma is over the rate, while the
         curvature over its logarithm has the exponent gamma - 2 beta. Above 0 an error matters more at larger sizes.
-    asymptotic_loss: the best loss of an infinite model on the data of the longest rows.
-    penalty: by how much that lies above the reference's, as a share of it; None without a reference.
+    asymptotic_loss: the best loss of an infinite model on as much data as the longest rows have; None for a law that
+        has no size of a model.
+    penalty: by how much that lies above the reference's at the same data, as a share of it; None without a reference.
     """
 
     error: Estimate
     kappa: dict[str, Estimate]
-    asymptotic_loss: Estimate
+    asymptotic_loss: Estimate | None
     penalty: Estimate | None
 
     def __str__(self) -> str:
         lines = [f"error of the fit: {_interval(self.error)} octaves"]
         lines += [f"kappa over {axis}: {_interval(kappa)}" for axis, kappa in self.kappa.items()]
-        lines.append(f"loss of an infinite model: {_interval(self.asymptotic_loss, 3)}")
+        if self.asymptotic_loss:
+            lines.append(f"loss of an infinite model: {_interval(self.asymptotic_loss, 3)}")
         if self.penalty:
             lines.append(f"that is above the reference's by {_interval(Estimate(*(100 * v for v in self.penalty)))}%")
         return "\n".join(lines)
@@ -159,18 +170,16 @@ class ScalingLaw:
     """
 
     def __init__(
-        self, of: Gathered, law: JointFit, hyperparameter: str, conditions: Mapping[str, Any], prior: Any
+        self, of: Gathered, law: JointFit, hyperparameter: str, conditions: Mapping[str, Any], notes: Sequence[str]
     ) -> None:
         self._of, self._fit, self.hyperparameter, self.conditions = of, law, hyperparameter, dict(conditions)
         self.axes = of.coordinates.axes
         self.fixed = tuple(axis for axis in self.axes if np.ptp(of.sizes[axis]) == 0)
         self.together = self._together()
-        self.notes = list[str]()
+        self.notes = list(notes)
         if self.fixed:
             verb = "has" if len(self.fixed) == 1 else "have"
             self.notes.append(f"{', '.join(self.fixed)} {verb} one value: the exponent is the prior's alone")
-        if prior == "rules" and _family(conditions) not in ("adam", "sgd"):
-            self.notes.append(f"there is no prior for {_family(conditions)}: the exponents are of the rows alone")
         if self.together:
             self.notes.append(f"{', '.join(self.together)} move together: their exponents cannot be told apart")
 
@@ -215,10 +224,12 @@ class ScalingLaw:
 
     @functools.cached_property
     def rules(self) -> tuple[RuleCheck, ...]:
-        """The published rules for the rows' optimizer and parameterization, over the axes that the rows vary."""
-        family, parameterization = _family(self.conditions), self.conditions.get("parameterization", "sp")
-        varied, result = set(self.axes) - set(self.fixed), list[RuleCheck]()
-        for rule in PUBLISHED_RULES:
+        """The published rules for the rows' optimizer and parameterization, over the axes whose exponents the rows tell
+        apart."""
+        family, parameterization = _family(self.conditions), _parameterization(self.conditions)
+        parameterization = "sp" if parameterization == "any" else parameterization
+        varied, result = set(self.axes) - {*self.fixed, *self.together}, list[RuleCheck]()
+        for rule in PUBLISHED_RULES if self.hyperparameter in RATES else ():
             if family not in rule.families or (rule.parameterization or "sp") != parameterization:
                 continue
             for size, claimed in rule.exponents.items():
@@ -242,7 +253,8 @@ class ScalingLaw:
     def transfer(self, reference: ScalingLaw | None = None) -> TransferQuality:
         """How well the hyperparameter transfers over the sizes of the rows.
 
-        reference: the law of another parameterization, whose loss at infinite size this one's is compared with.
+        reference: the law of another parameterization, whose loss at infinite size this one's is compared with. Raises
+        ValueError if it is in other sizes.
         """
         kappa = dict[str, Estimate]()
         for axis in self.axes:
@@ -253,19 +265,33 @@ class ScalingLaw:
             log, excess, _ = mean_loss(drawn.links, optimum + BESIDE, drawn.batch)
             gap = drawn.links["size" if axis in MODEL else "data"]
             kappa[axis] = _estimate(np.diff(np.log2(excess) + (log - excess - gap) / math.log(2))[:, 0])
-        losses, penalty = self._asymptotic_losses, None
-        if reference is not None:
-            others = reference._asymptotic_losses[::-1]  # draws of two laws have the same random numbers
-            penalty = _estimate(np.expm1(losses - others))
-        error = np.sqrt((self._fit.discrepancies("optimum") ** 2).mean(axis=1))
-        return TransferQuality(_estimate(error), kappa, _estimate(np.exp(losses)), penalty)
+        losses = penalty = None
+        if set(self.axes) & set(MODEL):
+            place = self._longest
+            losses = self._endless(place)
+            if reference is not None:
+                if reference.axes != self.axes:
+                    raise ValueError(
+                        f"the reference is in {', '.join(reference.axes)}, this law in {', '.join(self.axes)}"
+                    )
+                # Reversed, since draws of two laws have the same random numbers.
+                penalty = _estimate(np.expm1(losses - reference._endless(place)[::-1]))
+        optima, design = self._fit.discrepancies("optimum"), self._fit.features["optimum"]
+        about = optima - optima @ np.linalg.pinv(design).T @ design.T  # what a plane could have is not about it
+        error = np.sqrt((about**2).sum(axis=1) / max(len(design) - np.linalg.matrix_rank(design), 1))
+        asymptotic = None if losses is None else _estimate(np.exp(losses))
+        return TransferQuality(_estimate(error), kappa, asymptotic, penalty)
 
-    @functools.cached_property
-    def _asymptotic_losses(self) -> np.ndarray:
-        """(draws,), the log of the best loss of an infinite model, at the largest other sizes of the rows."""
-        largest = {axis: np.array([2 ** float(self._of.sizes[axis].max())]) for axis in self.axes}
-        endless = {axis: size * ENDLESS for axis, size in largest.items() if axis in MODEL}
-        drawn = self._drawn(largest | endless)
+    @property
+    def _longest(self) -> dict[str, np.ndarray]:
+        """The sizes of the row with the most data; of equal ones, of the largest model."""
+        data = np.round(self._fit.rows.design["data"], 6)
+        last = max(range(self.curves), key=lambda i: (data[i], *(self._of.sizes[axis][i] for axis in self.axes)))
+        return {axis: np.array([2 ** float(self._of.sizes[axis][last])]) for axis in self.axes}
+
+    def _endless(self, place: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(draws,), the log of the best loss at a place without what the size of the model adds to it."""
+        drawn = self._drawn(place)
         links, mode = ({name: v for name, v in of.items() if name != "size"} for of in (drawn.links, drawn.mode))
         return self._best_loss(_Drawn(links, mode, drawn.batch))[:, 0]
 
@@ -336,7 +362,7 @@ class ScalingLaw:
             if name in CONDITIONS:
                 if name not in self.conditions:
                     raise ValueError(f"the rows have no column {name!r}: whether it is {value!r} is not known")
-                if self.conditions[name] != value:
+                if str(self.conditions[name]).casefold() != str(value).casefold():
                     raise ValueError(f"the rows have {name} {self.conditions[name]!r}, the target has {value!r}")
             elif name not in self.axes:
                 hint = f"; the rows have no {name}" if name in AXES else ""
@@ -357,13 +383,7 @@ class ScalingLaw:
     def loss(self, table: Any) -> Losses:
         """The losses of single trainings of any size and rate, with 95% intervals. table: columns of the law's axes
         and the hyperparameter, in any form that `scaling_law` takes; an axis with one size may be left out."""
-        columns = read(table)
-        count = len(next(iter(columns.values())))
-        for axis in self.fixed:
-            columns.setdefault(axis, [2 ** float(self._of.sizes[axis][0])] * count)
-        for name in (self.hyperparameter, *self.axes):
-            if name not in columns:
-                raise ValueError(f"the table has no column {name!r} (it has {', '.join(columns)})")
+        columns = self._columns(table, (self.hyperparameter, *self.axes))
         sizes = {axis: POSITIVE.array(axis, columns[axis]) for axis in self.axes}
         rates = np.log2(POSITIVE.array(self.hyperparameter, columns[self.hyperparameter]))
         parts = [
@@ -371,6 +391,29 @@ class ScalingLaw:
             for i in range(0, len(rates), CHUNK)
         ]
         return Losses(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    def rates(self, table: Any, scatter: bool = True) -> Rates:
+        """The best values at many sizes. table: columns of the law's axes, as `loss` takes them. scatter: with the
+        scatter about the law."""
+        columns = self._columns(table, self.axes)
+        sizes = {axis: POSITIVE.array(axis, columns[axis]) for axis in self.axes}
+        parts = []
+        for i in range(0, len(sizes[self.axes[0]]), CHUNK):
+            drawn = self._drawn({axis: size[i : i + CHUNK] for axis, size in sizes.items()}, scatter)
+            optimum = mean_loss(drawn.links, np.zeros(1), drawn.batch)[2]
+            parts.append(2 ** np.quantile(optimum, (0.5, *QUANTILES), axis=0))
+        return Rates(*np.concatenate(parts, axis=1))
+
+    def _columns(self, table: Any, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Columns of a table; of an axis with one size that is left out, that size."""
+        columns = read(table)
+        count = len(next(iter(columns.values())))
+        for axis in self.fixed:
+            columns.setdefault(axis, [2 ** float(self._of.sizes[axis][0])] * count)
+        for name in names:
+            if name not in columns:
+                raise ValueError(f"the table has no column {name!r} (it has {', '.join(columns)})")
+        return columns
 
     def _losses(self, sizes: Mapping[str, np.ndarray], rates: np.ndarray) -> Losses:
         drawn = self._drawn(sizes)
@@ -439,28 +482,47 @@ def scaling_law(
     if of.curves < 2:
         words = ", ".join(f"{axis} {2 ** of.sizes[axis][0]:g}" for axis in axes)
         raise ValueError(f"all rows have one size, {words}: a second value of {axes[0]} would show its exponent")
-    exponents = _prior(prior, columns.conditions)
+    exponents, notes = _prior(prior, columns.conditions, hyperparameter)
     varied = {axis for axis in axes if np.ptp(of.sizes[axis]) > 0}
     bend = "batch_size" in varied and bool(varied & {"steps", "tokens"})
     law = JointFit(of.rows, links(of, exponents, bend), of.noise).fit()
-    return ScalingLaw(of, law, hyperparameter, columns.conditions, prior)
+    return ScalingLaw(of, law, hyperparameter, columns.conditions, notes)
 
 
-def _prior(prior: Any, conditions: Mapping[str, Any]) -> Prior:
+def _prior(prior: Any, conditions: Mapping[str, Any], hyperparameter: str) -> tuple[Prior, list[str]]:
+    """The prior, and what a reader must know of it."""
     if prior is None:
-        return Prior({})
+        return Prior({}), []
     if isinstance(prior, Prior):
-        return prior
+        return prior.check(), []
     if prior != "rules":
         raise ValueError(f'prior must be "rules", None or a Prior, got {short(prior)}')
-    family = _family(conditions)
-    parameterization = str(conditions.get("parameterization", "any"))
+    if hyperparameter not in RATES:
+        return Prior({}), [f"there is no prior for {hyperparameter}: the exponents are of the rows alone"]
+    family, parameterization, notes = _family(conditions), _parameterization(conditions), list[str]()
     result = dict[str, tuple[float, float]]()
     for axis, tables in _rules().items():
-        of_families = {**tables["any"], **tables.get(parameterization, {})}
-        if family in of_families:
+        of_families = tables.get(parameterization or "any", tables["any"])
+        if family in of_families and not (parameterization is None and axis in MODEL):
             result[axis] = of_families[family]
-    return Prior(result)
+    if family not in ("adam", "sgd"):
+        notes.append(f"there is no prior for {family}: the exponents are of the rows alone")
+    if parameterization is None:
+        name = conditions["parameterization"]
+        notes.append(
+            f"there is no prior for parameterization {name!r}: exponents of the model's size are of the rows alone"
+        )
+    return Prior(result), notes
+
+
+def _parameterization(conditions: Mapping[str, Any]) -> str | None:
+    """The name of the rows' parameterization in the file of priors; "any" without one, None for one that it lacks."""
+    name = conditions.get("parameterization")
+    if name in (None, ""):
+        return "any"
+    letters = re.sub(r"[^a-z]", "", str(name).lower().replace("\u03bc", "m").replace("\u00b5", "m"))
+    known = {name.replace("_", ""): name for table in _rules().values() for name in table} | {"standard": "sp"}
+    return known.get(letters)
 
 
 def _family(conditions: Mapping[str, Any]) -> str:

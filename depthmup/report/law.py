@@ -16,13 +16,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from depthmup.fit import Prediction, ScalingLaw
 from depthmup.fit.curve import POINTS, checked
 from depthmup.fit.optimum import curve_optimum
 from depthmup.fit.picture import Mark, paint, plain_log
-from depthmup.fit.scaling_law import Estimate
+from depthmup.fit.scaling_law import Estimate, Rates
 from depthmup.names import floats, plain
 from depthmup.report.drawing import STYLE, WIDTH, png
 
@@ -31,8 +31,8 @@ TITLE = 36  # letters of a line of a panel's title
 RED = "C3"
 QUESTION = "Which learning rate does the large run want?"
 CAPTION = (
-    "dots: measured, with 95%; pale: measured at other sizes than the title's, and moved to them by the law's "
-    "exponents; dashed: the law, with the 95% band of a new size"
+    "dots: measured, with 95%; pale: measured at other sizes than the title's, and moved to them by the law; "
+    "dashed: the law, with the 95% band of a new size"
 )
 STAR = "; star: the target; dotted: the law at the target's other sizes"
 
@@ -175,14 +175,17 @@ class LargeRun:
         return png(figure) if figure else None
 
     def figure(self) -> Figure | None:
-        """The best value against the size, a panel for each axis that varies; None where fewer than two sizes have one.
+        """The best value against the size, a panel for each axis along which more than one has a best value while the
+        other sizes stay; None where fewer than two sizes have one.
 
-        Where all sizes move together there is one panel, over the first of them.
+        Where there is no such axis, since sizes move together, there is one panel over the first of them.
         """
         varied = [axis for axis, sizes in self.best.sizes.items() if len(set(sizes)) > 1]
         if not varied:
             return None
-        axes = varied[:1] if set(varied) <= set(self.law.together) else varied
+        axes = [axis for axis in varied if len(set(self.best.sizes[axis][self._line(axis)])) > 1]
+        alone = bool(axes)
+        axes = axes or varied[:1]
         rows, columns = math.ceil(len(axes) / 2), min(2, len(axes))
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(WIDTH, 2.9 * rows + 1.1), layout="constrained")
@@ -190,38 +193,50 @@ class LargeRun:
             for panel in grid.flat[len(axes) :]:
                 panel.set_visible(False)
             for panel, axis in zip(grid.flat, axes, strict=False):
-                if len(axes) < len(varied):
-                    self._draw_together(panel, varied)
-                else:
+                if alone:
                     self._draw_axis(panel, axis)
+                else:
+                    self._draw_together(panel, varied)
             for panel in grid[:, 0]:
                 panel.set_ylabel(plain(f"best {_words(self.law.hyperparameter)}"))
             caption = CAPTION + STAR * bool(self.target)
             figure.supxlabel(plain(textwrap.fill(caption, 84)), fontsize=8.5, color="#57606a")
         return figure
 
-    def _draw_axis(self, panel: Axes, axis: str) -> None:
-        """One axis at the combination of the other sizes that has most of its sizes; of equal ones the largest."""
-        best, others = self.best, [name for name in self.best.sizes if name != axis]
-        places = np.column_stack([best.sizes[name] for name in others] or [np.ones(len(best.value))])
+    def _line(self, axis: str) -> np.ndarray:
+        """(curves,), whether a curve lies at the combination of the other sizes at which most sizes of the axis have a
+        best value; of equal ones at that nearest to the target, else at the largest."""
+        sizes = self.best.sizes
+        others = [name for name in sizes if name != axis]
+        places = np.log(np.column_stack([sizes[name] for name in others] or [np.ones(len(self.best.value))]))
         combinations, number = np.unique(places, axis=0, return_inverse=True)
         number = number.ravel()
-        counts = [len(set(best.sizes[axis][number == i])) for i in range(len(combinations))]
-        chosen = max(range(len(combinations)), key=lambda i: (counts[i], np.log(combinations[i]).sum()))
-        at = {name: float(size) for name, size in zip(others, combinations[chosen], strict=False)}
-        here = number == chosen
+        counts = [len(set(sizes[axis][number == i])) for i in range(len(combinations))]
+        aims = {name: math.log(self.target[name]) for name in others if isinstance(self.target.get(name), float | int)}
+        far = [sum(abs(place[others.index(name)] - aim) for name, aim in aims.items()) for place in combinations]
+        order = [(count, -distance, *place) for count, distance, place in zip(counts, far, combinations, strict=True)]
+        return np.asarray(number == max(range(len(order)), key=lambda i: order[i]))
+
+    def _draw_axis(self, panel: Axes, axis: str) -> None:
+        """One axis, at the other sizes of `_line`."""
+        sizes, here = self.best.sizes, self._line(axis)
+        at = {name: float(size[here][0]) for name, size in sizes.items() if name != axis}
         self._draw(panel, axis, here, lambda size: {**at, axis: size}, True)
-        exponents = self.law.exponents
-        moved = np.prod([(at[name] / best.sizes[name]) ** exponents[name].value for name in others], axis=0)
-        pale: Any = {"ls": "none", "marker": ".", "ms": 5, "color": "#b6bcc4", "zorder": 1}
-        panel.plot(best.sizes[axis][~here], (best.value * moved)[~here] if others else [], **pale)
+        if not here.all():
+            away = {name: size[~here] for name, size in sizes.items()}
+            on_line = {name: np.full((~here).sum(), at[name]) if name in at else size for name, size in away.items()}
+            trend = [self.law.rates(places, scatter=False).value for places in (on_line, away)]
+            pale: Any = {"ls": "none", "marker": ".", "ms": 5, "color": "#b6bcc4", "zorder": 1}
+            panel.plot(away[axis], self.best.value[~here] * trend[0] / trend[1], **pale)
         if self.target.keys() >= {axis}:
-            target = {name: size for name, size in self.target.items() if name in best.sizes}
+            target = {name: size for name, size in self.target.items() if name in sizes}
             if any(target.get(name, size) != size for name, size in at.items()):
-                x = np.geomspace(best.sizes[axis].min(), max(best.sizes[axis].max(), target[axis]), PLACES)
-                y = [self.law.at(**{**at, **target, axis: float(size)}).learning_rate for size in x]
-                panel.plot(x, y, ":", lw=1, color=RED)
+                x = np.geomspace(sizes[axis].min(), max(sizes[axis].max(), target[axis]), PLACES)
+                panel.plot(x, self._rates([{**at, **target, axis: size} for size in x]).value, ":", lw=1, color=RED)
         panel.set_title(plain(textwrap.fill(f"at {_of(at)}", TITLE)) if at else "")
+
+    def _rates(self, places: Sequence[Mapping[str, float]]) -> Rates:
+        return self.law.rates({axis: [float(place[axis]) for place in places] for axis in self.law.axes})
 
     def _draw_together(self, panel: Axes, varied: Sequence[str]) -> None:
         """Over the first of the sizes that move together; the others follow."""
@@ -249,24 +264,26 @@ class LargeRun:
         if last > measured[-1]:
             new = np.append(new, np.geomspace(measured[-1], last, PLACES)[1:])
         x = np.sort(np.append(measured, new))
-        law = {size: self.law.at(**at(size)) for size in x.tolist()}
+        law = self._rates([at(size) for size in x.tolist()])
+        between = np.isin(x, new)
         panel.set_xscale("log")
         panel.set_yscale("log")
-        band = Mark(
-            "band", new, low=[law[size].low for size in new.tolist()], high=[law[size].high for size in new.tolist()]
-        )
+        band = Mark("band", x[between], low=law.low[between], high=law.high[between])
         value, ends = best.value[here], (best.low[here], best.high[here])
         bars = Mark("optima", best.sizes[axis][here], value, *(np.where(np.isfinite(end), end, value) for end in ends))
-        paint(panel, [band, Mark("fit", x, [p.learning_rate for p in law.values()]), bars], "C0", "")
+        paint(panel, [band, Mark("fit", x, law.value), bars], "C0", "")
         if self.prediction and target:
             p = self.prediction
             star = Mark("optima", [target], [p.learning_rate], [p.low], [p.high])
             paint(panel, [star, Mark("best", [target], [p.learning_rate])], RED, "")
         plain_log(panel.yaxis)
         decades = math.log10(x[-1] / x[0])
-        panel.xaxis.set_major_locator(
-            LogLocator(subs=(1, 2, 5) if decades < 1.7 else (1, 3) if decades < 2.2 else (1,))
-        )
+        if decades < 1:
+            panel.xaxis.set_major_locator(FixedLocator(sorted({*measured, x[-1]})))
+        else:
+            panel.xaxis.set_major_locator(
+                LogLocator(subs=(1, 2, 5) if decades < 1.7 else (1, 3) if decades < 2.2 else (1,))
+            )
         panel.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _size(size)))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel(plain(_words(axis)))
