@@ -68,8 +68,10 @@ except SystemExit as end:
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
-    lines, (of_parameters, of_tokens, wrote, status) = done.stdout.splitlines()[:-4], done.stdout.splitlines()[-4:]
-    rate, cost, loss, outside, _, source, *exponents, heading = lines
+    lines = done.stdout.splitlines()
+    rate, cost, loss, outside, _, source, *exponents, heading = lines[:-5]
+    of_parameters, of_tokens, columns, wrote, status = lines[-5:]
+    assert columns == "columns: N is parameters, D is tokens, lr is learning_rate, val_loss is loss"
     assert heading == "published rules, and whether they hold here:"
     assert of_parameters.startswith("  parameters: Step Law -0.71 no, ")  # -.5 is planted
     assert "token_horizon -0.32 yes" in of_tokens
@@ -109,7 +111,7 @@ def test_the_picture(large):
         (other,) = large.best.sizes.keys() - {axis}
         at = large.best.sizes[other]
         moved = large.best.value * (at.max() / at) ** large.law.exponents[other].value
-        assert pale.get_ydata() == pytest.approx(moved[at < at.max()])
+        assert pale.get_ydata() == pytest.approx(moved[at < at.max()], rel=0.02)
         assert panel.get_xlim()[1] > large.target[axis]
     n, d = large.best.sizes.values()
     assert large.best.value == pytest.approx(2.0**-9 * (n / 4e6) ** -0.5 * (d / 2e9) ** -0.25, rel=0.1)
@@ -133,13 +135,51 @@ def test_rows_are_those_of_the_target(tmp_path, capsys):
     path = write(tmp_path / "runs.csv", rows)
     assert law.run("depthmup", ["law", path]) == 2
     assert "the rows have 2 values of optimizer" in capsys.readouterr().err
-    columns = law._columns(path, None, {"tokens": 1e10, "optimizer": "sgd"})
+    columns, names = law._columns(path, None, {"tokens": 1e10, "optimizer": "SGD"})
+    assert names == {
+        "parameters": "N",
+        "tokens": "D",
+        "learning_rate": "lr",
+        "loss": "val_loss",
+        "optimizer": "optimizer",
+    }
     assert set(columns) == {"parameters", "tokens", "learning_rate", "loss", "optimizer"}
     assert set(columns["optimizer"]) == {"sgd"}
-    assert "steps" in law._columns(path, None, {})
-    named = law._columns(path, "steps:depth,N:width", {})
+    assert "steps" in law._columns(path, None, {})[0]
+    named, _ = law._columns(path, "steps:depth,N:width", {})
     assert {"width", "depth"} <= set(named)
     assert not {"steps", "parameters"} & set(named)
+
+
+def test_sizes_that_nearly_move_together():
+    """No axis has two sizes at which the others stay: one panel, with the law."""
+    rows = table([(1e6, 1e9), (5e6, 3e9), (1.6e7, 2e10), (7e7, 5e10)])
+    columns = {"parameters": "N", "tokens": "D", "learning_rate": "lr", "loss": "val_loss"}
+    named = {name: [row[column] for row in rows] for name, column in columns.items()}
+    (panel,) = LargeRun(fit.scaling_law(named), named).figure().axes
+    assert any(line.get_linestyle() == "--" for line in panel.lines)
+
+
+def test_a_panel_lies_near_the_target():
+    """Of several lines with as many sizes that at the sizes of the target."""
+    sizes = list(itertools.product((1e6, 4e6, 1.6e7), (1e9, 2e9, 4e9)))
+    columns = {"parameters": "N", "tokens": "D", "learning_rate": "lr", "loss": "val_loss"}
+    named = {name: [row[column] for row in table(sizes)] for name, column in columns.items()}
+    for tokens, title in ((1.9e9, "at tokens 2B"), (1e10, "at tokens 4B")):
+        large = LargeRun(fit.scaling_law(named), named, target={"parameters": 6.4e7, "tokens": tokens})
+        assert large.figure().axes[0].get_title() == title
+
+
+def test_an_accuracy_is_maximized(tmp_path, capsys):
+    rows = [{**row, "acc": 1 - row["val_loss"] / 10} for row in table()]
+    path = write(tmp_path / "runs.csv", [{name: v for name, v in row.items() if name != "val_loss"} for row in rows])
+    target = "--target=N=6.4e7,D=1.6e10"
+    assert law.run("depthmup", ["law", path, target]) == 0
+    by_accuracy = float(capsys.readouterr().out.split()[2])
+    assert law.run("depthmup", ["law", write(tmp_path / "losses.csv", table()), target]) == 0
+    assert by_accuracy == pytest.approx(float(capsys.readouterr().out.split()[2]), rel=0.3)
+    assert law.run("depthmup", ["law", path, target, "--columns=acc:loss"]) == 2
+    assert "acc looks like an accuracy, whose largest value is best: acc:accuracy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

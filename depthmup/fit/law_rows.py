@@ -367,7 +367,7 @@ def links(of: Gathered, prior: Prior, bend: bool) -> Links:
     result["height"] = {"1": (-5.5, 1.0)}
     if both:
         result["best batch"] = plane(0.0, 1.0, 0.15, (0.5, 0.2), batch=False)
-        result["batch"] = plane(-5.5, 1.0, 0.3, batch=False)
+        result["batch"] = plane(-5.5, 1.0, 0.1, batch=False)
         result["small batch"] = result["large batch"] = {"1": (-0.22, 0.5)}
     if bend:
         result["bend"] = plane(0.0, BEND, 0.2, CRITICAL, batch=False)
