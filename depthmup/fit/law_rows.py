@@ -177,9 +177,7 @@ def _check_twice(
         differ = [name for name in unread if repr(columns[name][earlier]) != repr(columns[name][number])]
         remedy = "give them a column 'seed'"
         if differ:
-            remedy = (
-                f"they differ in {', '.join(differ)}, which the law does not know: keep one value, or say what it is"
-            )
+            remedy = f"they differ in {', '.join(differ)}, unknown to the law: keep one value, or say which size it is"
         raise ValueError(f"two rows have the same rate and seed at {words}: {remedy}")
 
 

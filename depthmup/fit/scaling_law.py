@@ -271,9 +271,8 @@ class ScalingLaw:
             losses = self._endless(place)
             if reference is not None:
                 if reference.axes != self.axes:
-                    raise ValueError(
-                        f"the reference is in {', '.join(reference.axes)}, this law in {', '.join(self.axes)}"
-                    )
+                    axes, others = ", ".join(self.axes), ", ".join(reference.axes)
+                    raise ValueError(f"the law is in {axes}, its reference in {others}: give both the same sizes")
                 # Reversed, since draws of two laws have the same random numbers.
                 penalty = _estimate(np.expm1(losses - reference._endless(place)[::-1]))
         optima, design = self._fit.discrepancies("optimum"), self._fit.features["optimum"]
@@ -520,7 +519,7 @@ def _parameterization(conditions: Mapping[str, Any]) -> str | None:
     name = conditions.get("parameterization")
     if name in (None, ""):
         return "any"
-    letters = re.sub(r"[^a-z]", "", str(name).lower().replace("\u03bc", "m").replace("\u00b5", "m"))
+    letters = re.sub(r"[^a-z]", "", str(name).lower().replace("\u03bc", "mu").replace("\u00b5", "mu"))
     known = {name.replace("_", ""): name for table in _rules().values() for name in table} | {"standard": "sp"}
     return known.get(letters)
 
