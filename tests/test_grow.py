@@ -47,7 +47,8 @@ def test_a_prediction_that_is_sure_enough_is_taken(tmp_path):
     grown = sweep.grow(settings, 16, 30, tmp_path)
     rate = grown.changes["optimizer.learning_rate"]
     assert math.log2(rate) == pytest.approx(-1 - 1.5 * math.log2(30 / 3), abs=0.3)
-    assert f"predicts learning rate {rate:.3g} [" in grown.notes[1]
+    printed = float(re.search(r"predicts learning rate (\S+) \[", grown.notes[1])[1])
+    assert printed == pytest.approx(rate, rel=0.01)
     assert "% on average and at most " in grown.notes[1]
     low, high = grown.expected
     assert grown.notes[1].endswith(f" [{low:.4g}, {high:.4g}]")
