@@ -175,17 +175,14 @@ class LargeRun:
         return png(figure) if figure else None
 
     def figure(self) -> Figure | None:
-        """The best value against the size, a panel for each axis along which more than one has a best value while the
-        other sizes stay; None where fewer than two sizes have one.
+        """The best value against the size; None where fewer than two sizes have one.
 
-        Where there is no such axis, since sizes move together, there is one panel over the first of them.
+        There is a panel for each axis along which several sizes have a best value while the others stay. Axes that move
+        together have one, over the first of them.
         """
-        varied = [axis for axis, sizes in self.best.sizes.items() if len(set(sizes)) > 1]
-        if not varied:
+        axes = self._panels()
+        if not axes:
             return None
-        axes = [axis for axis in varied if len(set(self.best.sizes[axis][self._line(axis)])) > 1]
-        alone = bool(axes)
-        axes = axes or varied[:1]
         rows, columns = math.ceil(len(axes) / 2), min(2, len(axes))
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(WIDTH, 2.9 * rows + 1.1), layout="constrained")
@@ -193,21 +190,29 @@ class LargeRun:
             for panel in grid.flat[len(axes) :]:
                 panel.set_visible(False)
             for panel, axis in zip(grid.flat, axes, strict=False):
-                if alone:
-                    self._draw_axis(panel, axis)
-                else:
-                    self._draw_together(panel, varied)
+                self._draw_axis(panel, *axis)
             for panel in grid[:, 0]:
                 panel.set_ylabel(plain(f"best {_words(self.law.hyperparameter)}"))
             caption = CAPTION + STAR * bool(self.target)
             figure.supxlabel(plain(textwrap.fill(caption, 84)), fontsize=8.5, color="#57606a")
         return figure
 
-    def _line(self, axis: str) -> np.ndarray:
-        """(curves,), whether a curve lies at the combination of the other sizes at which most sizes of the axis have a
-        best value; of equal ones at that nearest to the target, else at the largest."""
+    def _panels(self) -> list[tuple[str, ...]]:
+        """The axes of each panel: one, or several that move together."""
         sizes = self.best.sizes
-        others = [name for name in sizes if name != axis]
+        varied = [axis for axis in sizes if len(set(sizes[axis])) > 1]
+        together = tuple(axis for axis in varied if axis in self.law.together)
+        groups = [together] * (len(together) > 1) + [
+            (axis,) for axis in varied if len(together) < 2 or axis not in together
+        ]
+        lines = [group for group in groups if len(set(sizes[group[0]][self._line(*group)])) > 1]
+        return lines or [tuple(varied)] * bool(varied)
+
+    def _line(self, axis: str, *along: str) -> np.ndarray:
+        """(curves,), whether a curve lies at the combination of the other sizes at which most sizes of the axis have a
+        best value; of equal ones at that nearest to the target, else at the largest. along: axes that move with it."""
+        sizes = self.best.sizes
+        others = [name for name in sizes if name not in (axis, *along)]
         places = np.log(np.column_stack([sizes[name] for name in others] or [np.ones(len(self.best.value))]))
         combinations, number = np.unique(places, axis=0, return_inverse=True)
         number = number.ravel()
@@ -217,39 +222,35 @@ class LargeRun:
         order = [(count, -distance, *place) for count, distance, place in zip(counts, far, combinations, strict=True)]
         return np.asarray(number == max(range(len(order)), key=lambda i: order[i]))
 
-    def _draw_axis(self, panel: Axes, axis: str) -> None:
-        """One axis, at the other sizes of `_line`."""
-        sizes, here = self.best.sizes, self._line(axis)
-        at = {name: float(size[here][0]) for name, size in sizes.items() if name != axis}
-        self._draw(panel, axis, here, lambda size: {**at, axis: size}, True)
+    def _draw_axis(self, panel: Axes, axis: str, *along: str) -> None:
+        """One axis, at the other sizes of `_line`. along: axes that move with it."""
+        sizes, here = self.best.sizes, self._line(axis, *along)
+        target = {name: float(self.target[name]) for name in sizes if name in self.target}
+        at = {name: float(size[here][0]) for name, size in sizes.items() if name not in (axis, *along)}
+        ends = {name: [target[name]] * ({axis, *along} <= target.keys()) for name in (axis, *along) if name in target}
+        logs = {name: np.log([*sizes[name][here], *ends.get(name, [])]) for name in (axis, *along)}
+        order = np.argsort(logs[axis])
+
+        def place(size: float) -> dict[str, float]:
+            moved = {name: np.exp(np.interp(math.log(size), logs[axis][order], logs[name][order])) for name in along}
+            return {**at, **moved, axis: size}
+
+        self._draw(panel, axis, here, place, not along or bool(ends))
         if not here.all():
             away = {name: size[~here] for name, size in sizes.items()}
-            on_line = {name: np.full((~here).sum(), at[name]) if name in at else size for name, size in away.items()}
-            trend = [self.law.rates(places, scatter=False).value for places in (on_line, away)]
+            on_line = self._rates([place(size) for size in away[axis].tolist()], scatter=False)
+            moved = self.best.value[~here] * on_line.value / self.law.rates(away, scatter=False).value
             pale: Any = {"ls": "none", "marker": ".", "ms": 5, "color": "#b6bcc4", "zorder": 1}
-            panel.plot(away[axis], self.best.value[~here] * trend[0] / trend[1], **pale)
-        if self.target.keys() >= {axis}:
-            target = {name: size for name, size in self.target.items() if name in sizes}
-            if any(target.get(name, size) != size for name, size in at.items()):
-                x = np.geomspace(sizes[axis].min(), max(sizes[axis].max(), target[axis]), PLACES)
-                panel.plot(x, self._rates([{**at, **target, axis: size} for size in x]).value, ":", lw=1, color=RED)
-        panel.set_title(plain(textwrap.fill(f"at {_of(at)}", TITLE)) if at else "")
+            panel.plot(away[axis], moved, **pale)
+        others = {name: target.get(name, size) for name, size in at.items()}
+        if axis in target and others != at:
+            x = np.geomspace(sizes[axis].min(), max(sizes[axis].max(), target[axis]), PLACES)
+            panel.plot(x, self._rates([{**place(size), **others} for size in x.tolist()]).value, ":", lw=1, color=RED)
+        titles = [f"at {_of(at)}"] * bool(at) + [f"with it move {', '.join(map(_words, along))}"] * bool(along)
+        panel.set_title(plain("\n".join(textwrap.fill(title, TITLE) for title in titles)))
 
-    def _rates(self, places: Sequence[Mapping[str, float]]) -> Rates:
-        return self.law.rates({axis: [float(place[axis]) for place in places] for axis in self.law.axes})
-
-    def _draw_together(self, panel: Axes, varied: Sequence[str]) -> None:
-        """Over the first of the sizes that move together; the others follow."""
-        axis, *others = varied
-        log = {name: np.log(sizes) for name, sizes in self.best.sizes.items()}
-        order = np.argsort(log[axis])
-
-        def at(size: float) -> dict[str, float]:
-            places = {name: np.interp(np.log(size), log[axis][order], log[name][order]) for name in self.law.axes}
-            return {name: float(np.exp(place)) for name, place in places.items()} | {axis: size}
-
-        self._draw(panel, axis, np.ones(len(order), bool), at, False)
-        panel.set_title(plain(textwrap.fill(f"with it move {', '.join(map(_words, others))}", TITLE)))
+    def _rates(self, places: Sequence[Mapping[str, float]], scatter: bool = True) -> Rates:
+        return self.law.rates({axis: [float(place[axis]) for place in places] for axis in self.law.axes}, scatter)
 
     def _draw(self, panel: Axes, axis: str, here: np.ndarray, at: Callable[[float], Any], beyond: bool) -> None:
         """here: (curves,), which of them are measured on the panel's line. at: from a size to all sizes of the line.
