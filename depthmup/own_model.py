@@ -510,11 +510,57 @@ class Setup:
         batches: Any,
         *,
         steps: int,
+        target: Mapping[str, int] | None = None,
+        budget: str | float | None = None,
+        tolerance: float | None = None,
         learning_rate: float | None = None,
         **options: Any,
     ) -> SweepResult:
-        """Search the best learning rate at the base shape alone; say what it is for this shape, and what it costs to be
-        sure that it transfers. learning_rate: a first guess. The other arguments are those of `sweep`."""
+        """The best learning rate at the base shape alone; with a target, that of a large run, from small trainings.
+
+            result = m.tune(loss, batches, steps=500, target=dict(width=2048, depth=48, steps=200_000), budget="30min")
+            print(result)  # the rate of the large run, its interval, what it may cost
+            tx = m.optimizer("adamw", result.prediction.learning_rate)
+
+        Without a target it searches at the base, and says what it costs to be sure that the rate transfers.
+
+        With a target it trains those sizes and rates that are expected to bring the cost of the target's rate down most
+        for each second: of a lattice of sizes, the base's times 1, 2, 4, ... below the target's. It begins with a few
+        cheap trainings, and fits one law to all rows of the workdir after each stage (`fit.scaling_law`). A line for
+        each stage says what is known, what is trained next and what that is expected to bring. With a workdir a call
+        that was interrupted goes on from there with the same choices (choices.jsonl), also with more budget.
+
+        Args:
+          steps: of the base. With a target that has other steps or another batch size than the base, batches must be
+            such that these may differ (`sweep`).
+          target: dict(width=, depth=, batch_size=, steps=); those that are left out are the base's.
+          budget: seconds of training in all, of every call for this target in the workdir: "30min", "2h", "90s" or a
+            number; None: no limit.
+          tolerance: stop where the cost that is exceeded in 2.5% of the cases is below this share of the loss; .01, 1%,
+            unless it is given.
+          learning_rate: a first guess.
+          options: those of `sweep`, and with a target those that say what a training is and how it is judged.
+
+        The result of a target has `law` and `prediction` (None where too little could be trained). Raises ValueError
+        for a target below the base or equal to it, for one with no size between, for a budget below one training, and
+        where every training diverges; and what `sweep` raises.
+        """
+        if target is not None:
+            from depthmup.tune_target import TOLERANCE, tune_target
+
+            return tune_target(
+                self,
+                loss,
+                batches,
+                steps=steps,
+                target=target,
+                budget=budget,
+                tolerance=TOLERANCE if tolerance is None else tolerance,
+                learning_rate=learning_rate,
+                **options,
+            )
+        if budget is not None or tolerance is not None:
+            raise ValueError("budget= and tolerance= are those of a target: give target=, the sizes of the large run")
         from depthmup.tuning import tune
 
         return tune(self, loss, batches, steps=steps, learning_rate=learning_rate, **options)

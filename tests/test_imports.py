@@ -76,8 +76,10 @@ ALLOWED = {
         "setup_warnings",
         "source",
         "specs",
+        "tune_target",
         "tuning",
     },
+    "tune_target": {"data", "fit", "interrupt", "report", "settings", "train", "trials", "tuning"},
     "tuning": {
         "batch_rules",
         "data",

@@ -45,8 +45,12 @@ class SweepLaw:
         if self.run is None:
             return p
         batch, steps = (int(sizes.get(name, self.columns[name][0])) for name in OF_RUN)
-        factor = _factor(self.run, self.names[0], batch, steps)
+        factor = self.factor(batch, steps)
         return p._replace(learning_rate=p.learning_rate / factor, low=p.low / factor, high=p.high / factor)
+
+    def factor(self, batch: int, steps: int) -> float:
+        """What the sweep's batch rule multiplies a rate at the base by; 1 without a rule."""
+        return 1.0 if self.run is None else _factor(self.run, self.names[0], batch, steps)
 
     def large_run(self) -> LargeRun:
         """What the report shows: the run with the largest of each size."""

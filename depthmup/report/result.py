@@ -11,7 +11,7 @@ import pandas
 from markupsafe import escape
 from matplotlib.figure import Figure
 
-from depthmup.fit import MARGIN, Prediction
+from depthmup.fit import MARGIN, Prediction, ScalingLaw
 from depthmup.names import unknown
 from depthmup.report import drawing, figures, page, words
 from depthmup.report.curves import grouped_by, judge
@@ -27,6 +27,7 @@ class SweepResult:
 
     rows: a row for each trial. curves: of each parameterization and optimizer over each axis of sizes, with verdicts.
     workdir: None if nothing was stored. note: a line after the words, such as one about the gradient noise scale.
+    law, prediction: of `m.tune` with a target: the law of the trainings, and what it says of the target; else None.
     """
 
     rows: pandas.DataFrame
@@ -34,6 +35,8 @@ class SweepResult:
     study: Study
     workdir: Path | None = None
     note: str = ""
+    law: ScalingLaw | None = None
+    prediction: Prediction | None = None
 
     @property
     def learning_rate(self) -> float | None:
@@ -72,6 +75,8 @@ class SweepResult:
         return sweep_law(self.rows, self.study, optimizer, parameterization, variant).at(**sizes)
 
     def __str__(self) -> str:
+        if self.prediction:
+            return "\n".join(filter(None, (str(self.prediction), self.note)))
         conclusion = words.conclusion(self.curves, self.study) or page.best_table(self.rows, self.study)
         return "\n".join(filter(None, (conclusion, self.note)))
 

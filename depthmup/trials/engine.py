@@ -41,6 +41,7 @@ def train(
     yes: bool = False,
     progress: bool = True,
     watch: Callable[[Mapping[str, Row], Progress], None] | None = None,
+    wanted: Sequence[Trial] | None = None,
 ) -> list[Row]:
     """Train every trial of the sweep that `workdir` does not hold yet, and return the rows of the plan, in its order.
 
@@ -55,12 +56,13 @@ def train(
       yes: allow a plan of more than sweep.max_trials trials.
       progress: whether to show the progress.
       watch: called with the rows so far, {key: row}, and the progress whenever there is news, many times a minute.
+      wanted: trials at points of the study, which are trained in the place of its plan; []: the workdir is only checked.
 
     Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled, and Stopped when asked to
     stop.
     """
     study, workdir = ConfigStudy.of(sweep), Path(workdir)
-    options, plan = study.sweep, checked(study, shard, yes)
+    options, plan = study.sweep, checked(study, shard, yes) if wanted is None else _checked_points(wanted)
     sizes = _sizes(study, plan)
     with contextlib.ExitStack() as stack:
         beyond_keys = study.beyond_keys
@@ -127,10 +129,14 @@ def checked(study: Study, shard: tuple[int, int] = (0, 1), yes: bool = False) ->
             f"the sweep would have {planned:,} trials, more than sweep.max_trials = {sweep.max_trials:,}: leave out "
             "values of an axis or seeds, or raise sweep.max_trials, or give --yes"
         )
-    plan = trials(study)
+    return _checked_points(trials(study))
+
+
+def _checked_points(plan: Sequence[Trial]) -> list[Trial]:
+    """The trials. Raises SettingsError or ValueError for a point that cannot be trained."""
     for point in {trial.point.program: trial.point for trial in plan}.values():
         point.check()
-    return plan
+    return list(plan)
 
 
 @dataclasses.dataclass

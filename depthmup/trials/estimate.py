@@ -127,7 +127,7 @@ class Estimator:
         """Seconds that a group trains, without compilation. Only proportional to the time if nothing was measured."""
         x, y = zip(*self._points, strict=True)
         step = float(np.interp(self.work(group), x, y)) if len(x) > 1 else y[0] * self.work(group) / x[0]
-        return self._steps(group) * step
+        return self.steps(group) * step
 
     def expected(self, groups: Sequence[Group]) -> dict[str, float]:
         """{name of a group: its expected seconds}, if the groups are trained in this order, the first of a program with
@@ -138,14 +138,14 @@ class Estimator:
 
     def total(self, groups: Sequence[Group]) -> Estimate:
         trials, programs = sum(len(group.trials) for group in groups), len({group.program for group in groups})
-        operations = sum(self.work(group) * self._steps(group) for group in groups)
+        operations = sum(self.work(group) * self.steps(group) for group in groups)
         if self._compiling is None:
             return Estimate(trials, programs, operations)
         compiling = self._compiling * programs
         seconds = compiling + sum(map(self.seconds, groups))
         return Estimate(trials, programs, operations, seconds, compiling)
 
-    def _steps(self, group: Group) -> float:
+    def steps(self, group: Group) -> float:
         """The number of steps of all trials of a group, with evaluation and measurements as steps that take as long.
 
         An evaluation only runs forwards, so an example of it takes a third of the time of an example in a step.

@@ -267,7 +267,8 @@ class ModelStudy(Study):
 
     about: what else decides its results, for its workdir. durations: numbers of steps at the base batch size.
     fixed: what stays as at the base where the batch size differs. runs: sizes that differ from the base in everything
-    at once, along the axis "compute": that of the base is 1.
+    at once, along the axis "compute": that of the base is 1. lattice: further sizes, for a law over all sizes alone:
+    they are on no axis, and have no verdicts.
     """
 
     sweep: SweepSettings
@@ -283,6 +284,7 @@ class ModelStudy(Study):
     durations: Sequence[int] = ()
     fixed: Fixed = "examples"
     runs: Sequence[Size] = ()
+    lattice: Sequence[Size] = ()
 
     trainable = False  # no rule of calibration is known of a model of one's own
 
@@ -297,6 +299,7 @@ class ModelStudy(Study):
         swept = [OPTIMIZER, PARAMETERIZATION, WIDTH, DEPTH, "seed", LEARNING_RATE, *(axis.key for axis in self.axes)]
         sweep = {**dataclasses.asdict(self.sweep), "width": self.width, "depth": self.depth}
         sweep |= {"steps": list(self.durations), "fixed": self.fixed, "sizes": [list(size) for size in self.runs]}
+        sweep |= {"lattice": [list(size) for size in self.lattice]} if self.lattice else {}
         axes = {axis.key: list(axis.values) for axis in self.axes}
         return {"schema": SCHEMA, **self.about, "axes": sorted(set(swept)), "sweep": {**sweep, "axes": axes}}
 
@@ -310,6 +313,8 @@ class ModelStudy(Study):
         names = itertools.product(self.sweep.optimizers, self.sweep.parameterizations)
         bases = [self.base_point(*of) for of in names]
         every = [*bases, *(point for point, _ in combinations(self) if isinstance(point, ModelPoint))]
+        off_axes = itertools.product(self.lattice, self.sweep.optimizers, self.sweep.parameterizations)
+        every += [self.point_at(*of) for of in off_axes]
         points = {point.where: point for point in every}.values()
         first = bases[0]
         hyper, feed = first.hyper(1.0, 0).arrays(), first.feed
@@ -319,8 +324,10 @@ class ModelStudy(Study):
         steps: dict[int, set[int]] = {}
         for point in points:
             steps.setdefault(point.batch_size, set()).add(point.steps)
+        training = first._training
         for size, lengths in steps.items():
-            result[f"batch size {size}"] = first._training.feeds[size].hashes(lengths)
+            hashes = functools.partial(training.feeds[size].hashes, lengths)
+            result[f"batch size {size}"] = training.once(("batches", size, *sorted(lengths)), hashes)
         for point in points:
             result[f"{point.parameterization} width {point.width} depth {point.depth}"] = point.programs().init
         for point in bases:
@@ -332,10 +339,19 @@ class ModelStudy(Study):
 
     def base_point(self, optimizer: str, parameterization: str) -> ModelPoint:
         """A point of the base, with the first value of every further axis."""
+        return self._point({WIDTH: self.width, DEPTH: self.depth}, optimizer, parameterization)
+
+    def point_at(self, size: Size, optimizer: str, parameterization: str) -> ModelPoint:
+        """A point of another size, with the first value of every further axis. It has a batch size and steps of its own
+        only in a study where one of them is swept."""
+        keys = SIZES if self.of_run[0] else (WIDTH, DEPTH)
+        return self._point(dict(zip(keys, size, strict=False)), optimizer, parameterization)
+
+    def _point(self, at: Mapping[str, int], optimizer: str, parameterization: str) -> ModelPoint:
         first = {axis.key: axis.values[0] for axis in self.axes if axis.key != LEARNING_RATE}
         names = {OPTIMIZER: optimizer, PARAMETERIZATION: parameterization}
         unused = self.unused(optimizer, parameterization)
-        return self.point({WIDTH: self.width, DEPTH: self.depth, **names, **first, **unused})
+        return self.point({**at, **names, **first, **unused})
 
     def point(self, values: Mapping[str, Any]) -> ModelPoint:
         leaves = {"steps": self.about["steps"], **values}
@@ -388,7 +404,7 @@ def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
     """The study of a workdir's settings.json, whose rows can be judged. Raises SettingsError where it is none."""
     sweep = dict(saved["sweep"])
     width, depth, axes, steps, fixed = (sweep.pop(key) for key in ("width", "depth", "axes", "steps", "fixed"))
-    runs = sweep.pop("sizes", ())  # newer than the others
+    runs, lattice = (sweep.pop(key, ()) for key in ("sizes", "lattice"))  # newer than the others
     names = {field.name: field for field in dataclasses.fields(SweepSettings)}
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in sweep.items() if k in names}
     about = {key: value for key, value in saved.items() if key not in ("schema", "axes", "sweep", HASHES)}
@@ -405,6 +421,7 @@ def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
         durations=tuple(steps),
         fixed=fixed,
         runs=[Size(*size) for size in runs],
+        lattice=[Size(*size) for size in lattice],
     )
 
 

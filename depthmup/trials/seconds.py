@@ -1,0 +1,105 @@
+"""The seconds of trainings of many sizes, of which few are measured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from depthmup.trials.estimate import Estimator
+from depthmup.trials.group import Runner
+from depthmup.trials.model_study import ModelStudy, Size
+from depthmup.trials.plan import Group
+from depthmup.trials.study import Trial
+
+
+class Timing(NamedTuple):
+    """Of the program of a shape: operations and seconds of a step of one trial, seconds to compile."""
+
+    operations: float
+    step: float
+    compiling: float
+
+
+class Seconds:
+    """What trainings take: by the step that was timed at their shape, else by operations, whose seconds are
+    interpolated between the shapes that were timed.
+
+    Operations of a step are proportional to the batch size, linear in depth and quadratic in width. So they are counted
+    at two widths and two depths, the smallest of `sizes`.
+
+    measured: {shape: its timing}.
+    """
+
+    def __init__(self, study: ModelStudy, sizes: Sequence[Size]) -> None:
+        self.measured = dict[str, Timing]()
+        self._study, self._estimator = study, Estimator()
+        self._widths, self._depths = (sorted({size[i] for size in sizes})[:2] for i in (0, 1))
+        self._base = min(sizes, key=lambda size: size.compute)
+        self._coefficients: np.ndarray | None = None
+
+    def training(self, size: Size) -> float:
+        """Seconds of one training, without compilation. Something must have been measured."""
+        steps = self._estimator.steps(self._group([self._trial(size)]))
+        timing = self.measured.get(_shape(size))
+        if timing:
+            return steps * timing.step
+        timed = sorted(self.measured.values())
+        operations = self._operations(size)
+        each = [max(t.step / max(t.operations, 1.0), 1e-300) for t in timed]
+        at = np.log([max(t.operations, 1.0) for t in timed])
+        return steps * operations * float(np.exp(np.interp(np.log(operations), at, np.log(each))))
+
+    def compiling(self, size: Size) -> float:
+        """Seconds to compile what trains a size; 0 where that was measured, since it is kept."""
+        if _shape(size) in self.measured:
+            return 0.0
+        return float(np.mean([timing.compiling for timing in self.measured.values()]))
+
+    def measure(self, trials: Sequence[Trial]) -> None:
+        """Compile and time the program of these trials of one shape, unless that is done."""
+        group = self._group(trials)
+        shape = _shape(_size(trials[0]))
+        if shape not in self.measured:
+            estimator = Estimator()
+            estimator.measure([group], Runner())
+            total = estimator.total([group])
+            step = estimator.seconds(group) / estimator.steps(group)
+            self.measured[shape] = Timing(estimator.work(group), step, total.compiling)
+
+    def _operations(self, size: Size) -> float:
+        """Of a step."""
+        if self._coefficients is None:
+            corners = list(itertools.product(self._widths, self._depths))
+            counted = [
+                self._estimator.work(self._group([self._trial(self._base._replace(width=w, depth=d))]))
+                for w, d in corners
+            ]
+            self._coefficients = np.linalg.solve(np.array([self._terms(w, d) for w, d in corners]), np.array(counted))
+            self._least = min(counted)
+        operations = float(self._terms(size.width, size.depth) @ self._coefficients)
+        return max(operations, self._least, 1.0) * size.batch_size / self._base.batch_size
+
+    def _terms(self, width: int, depth: int) -> np.ndarray:
+        of_width = [width, width**2] if len(self._widths) > 1 else [1.0]
+        of_depth = [1.0, depth] if len(self._depths) > 1 else [1.0]
+        return np.outer(of_width, of_depth).ravel()
+
+    def _trial(self, size: Size) -> Trial:
+        sweep = self._study.sweep
+        return Trial(self._study.point_at(size, sweep.optimizers[0], sweep.parameterizations[0]), 1.0, 0)
+
+    def _group(self, trials: Sequence[Trial]) -> Group:
+        count = len(trials)
+        return Group(tuple(trials), min(count, self._study.sweep.at_once or count), self._study)
+
+
+def _size(trial: Trial) -> Size:
+    point: Any = trial.point
+    return Size(point.width, point.depth, point.batch_size, point.steps)
+
+
+def _shape(size: Size) -> str:
+    return f"width {size.width} depth {size.depth} batch size {size.batch_size}"
