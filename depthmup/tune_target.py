@@ -47,7 +47,11 @@ from depthmup.tuning import GRIDS, study_of
 
 TOLERANCE = 0.01
 DOUBLINGS = 5  # of an axis of the lattice at most
-SIZES = 600  # of the lattice that may be trained next, the cheapest
+SIZES = 100  # of the lattice that are candidates at once
+THINNED = 300  # candidates for what more seconds are expected to bring
+AT_ONCE = 8  # trainings in a group, where one is trained after another: a program is compiled for so many
+LATE = 1.1  # of the budget: what takes longer is dropped
+SLOWER = 0.25, 4.0  # ends of the factor by which seconds are corrected
 GUESS = 2  # octaves to either side of a first guess
 BESIDE = 1  # octaves to either side of the best rate, at the second size of an axis
 OUTWARD = 10  # octaves from the first guess that the search for a rate that trains may go
@@ -160,13 +164,13 @@ def _planned(
         learning_rate = 2.0 ** (sum(GRIDS[name]) / 2)
     width, depth = setup.parameterization.base_or(setup.width, setup.depth)
     if trial_layout() == "map":  # one trial after another: one program for any number of them
-        options.setdefault("at_once", max(1, len(jax.local_devices()) // options.get("devices_per_trial", 1)))
+        options.setdefault("at_once", AT_ONCE * max(1, len(jax.local_devices()) // options.get("devices_per_trial", 1)))
     study = study_of(
         setup,
         loss,
         batches,
         steps=all_steps if len(all_steps) > 1 else steps,
-        batch_size=(all_batches if len(all_batches) > 1 else batch),
+        batch_size=all_batches or None,
         learning_rates=learning_rate,
         widths=(width,),
         depths=(),
@@ -190,8 +194,8 @@ def _planned(
     lattice = [Size(*size) for size in itertools.product(*values)]
     if len(lattice) < 2:
         raise ValueError(
-            f"no size lies between the base, {_words(base)}, and the target, and a law needs two: twice the base must be "
-            "below the target on some axis"
+            f"no size lies between the base, {_words(base)}, and the target, and a law needs two: twice the base must "
+            "be below the target on some axis"
         )
     of_run = (base.batch_size, base.steps) != (aim.batch_size, aim.steps)
     sweep = dataclasses.replace(study.sweep, adaptive=False, batch_sizes=())
@@ -247,7 +251,7 @@ class Expected(NamedTuple):
     worst_cost: float
 
     def __str__(self) -> str:
-        return f"{about(self.seconds)} ({self.trainings} trainings)"
+        return f"{_about(self.seconds)} ({self.trainings} trainings)"
 
 
 class Tuning:
@@ -277,7 +281,8 @@ class Tuning:
         self.spent, self.stages = 0.0, 0
         self.used: list[Size] = [self.base]  # the sizes of the study, whose programs the workdir knows
         self.left_out: list[Size] = []
-        self.reached = False
+        self.warned = False
+        self.reached, self.slower = False, 1.0  # slower: the clock's seconds beside those that were expected
 
     def run(self) -> SweepResult:
         """Trains until the cost is below the tolerance, the budget is used, or nothing would help."""
@@ -307,13 +312,18 @@ class Tuning:
 
     def _replay(self) -> None:
         """Train what the choices of earlier calls lack."""
-        for choice in list(self.choices.made):
+        made = list(self.choices.made)
+        for choice, after in zip(made, [*made[1:], None], strict=True):
             self.seconds.measured.update({shape: Timing(*timing) for shape, timing in choice.measured.items()})
             self.spent = choice.spent
             self._leave_out(choice.left_out)
             if choice.trials:
                 self.stages += 1
-                self._train(choice)
+                if after is None:
+                    self._train(choice)
+                    continue
+                self._train(choice, after.dropped)
+                self._correct(choice, after)
 
     def _stages(self) -> str:
         """Choose and train, stage by stage. Returns why that ended."""
@@ -325,29 +335,22 @@ class Tuning:
             self.law = law
             if self.prediction and self.prediction.worst_cost <= self.tolerance:
                 self.reached = True
-                return self._end(f"the cost is below {_percent(self.tolerance)}, as wanted")
+                return f"the cost is below {_percent(self.tolerance)}, as wanted"
             stage = self._bracket(known)
             if not stage.trials:
                 if law is None:
-                    return self._end(f"no law: {no_law}")
+                    return f"no law: {no_law}"
                 stage = self._designed(known, law)
             else:
                 stage = self._affordable(stage)
             if not stage.trials:
-                return self._end(stage.words)
+                return stage.words
             expected = self._expected(stage.trials)
             self._tell(stage, expected)
             choice = Choice(tuple(stage.trials), expected, self.spent, dict(self.seconds.measured))
             self.choices.add(choice)
             self.stages += 1
             self._train(choice)
-
-    def _end(self, why: str) -> str:
-        """Keep the seconds that were spent, for a later call."""
-        made = self.choices.made
-        if made and (made[-1].trials or made[-1].spent != self.spent):
-            self.choices.add(Choice((), 0.0, self.spent, dict(self.seconds.measured)))
-        return why
 
     # What is known
 
@@ -409,7 +412,7 @@ class Tuning:
         if numbers:
             return Stage([(self.base, self._rate(n), 0) for n in numbers], "it is the search for the best rate there")
         best, step = self._best(known, self.base), self.study.sweep.per_octave
-        for size in sorted(self._seconds_of_axes(), key=self.seconds.training):
+        for size in sorted(self._seconds_of_axes(), key=lambda size: self._expected([(size, 1.0, 0)])):
             around = [best, *(best + sign * BESIDE * step for sign in (-1, 1))]
             missing = [n for n in around if known.near(size, n / step) is None]
             if len(known.scores.get(size, {})) < LEAST and missing:
@@ -466,8 +469,7 @@ class Tuning:
         """The trainings that bring the cost down most for each second, at most as many seconds as were spent."""
         assert self.prediction
         rest = self.budget - self.spent
-        candidates = self._candidates(known, law)
-        affordable = [c for c in candidates if c["cost"] <= rest]
+        affordable = self._candidates(known, law, rest)
         if not affordable:
             return Stage([], f"the budget, {duration(self.budget)}, is used up: no training fits into the rest")
         cheapest, dearest = (of(c["cost"] for c in affordable) for of in (min, max))
@@ -479,30 +481,32 @@ class Tuning:
                 break
             part = min(rest, 2 * part)
         worst = self.prediction.worst_cost
-        if not len(chosen.rows) or min(chosen.worst_cost[-1], whole.worst_cost) > (1 - HELPS) * chosen.worst_cost[0]:
+        helped = any(after[-1] < (1 - HELPS) * after[0] for after in (chosen.cost, chosen.worst_cost))
+        if not len(chosen.rows) or not (helped or whole.worst_cost < (1 - HELPS) * worst):
             return Stage([], f"nothing that is left would bring the cost below {_percent(worst)}")
         small = [c for c in affordable if c["cost"] <= part]
         trials = [small[i]["trial"] for i in chosen.rows]
         words = f"it is expected to bring the cost to {_percent(float(chosen.worst_cost[-1]))}"
         if whole.worst_cost > self.tolerance:
-            words += self._out_of_reach(law, candidates, whole)
+            words += self._out_of_reach(known, law, whole)
         elif len(chosen.rows) < whole.trainings:
             words += f", and to {_percent(self.tolerance)} after {whole}"
         return Stage(trials, words)
 
-    def _out_of_reach(self, law: SweepLaw, candidates: Sequence[Mapping[str, Any]], whole: Expected) -> str:
-        """What the rest of the budget is expected to reach, and what more would take."""
-        far = whole if math.isinf(self.budget) else self._expectation(law, candidates, math.inf)
+    def _out_of_reach(self, known: Known, law: SweepLaw, whole: Expected) -> str:
+        """What the rest of the budget is expected to reach, and, at first, what more would take."""
+        if self.warned:
+            return f", the whole budget to {_percent(whole.worst_cost)}"
+        self.warned = True
+        far = whole if math.isinf(self.budget) else self._expectation(law, self._candidates(known, law), math.inf)
         ends = "all small sizes" if math.isinf(self.budget) else "the whole budget"
         text = f", {ends} to {_percent(whole.worst_cost)}"
         if far.worst_cost <= self.tolerance:
             return f"{text}; {_percent(self.tolerance)} would take {far} from here"
-        return (
-            f"{text}; these sizes cannot bring it to {_percent(self.tolerance)}: they end at {_percent(far.worst_cost)}"
-        )
+        return f"{text}; these sizes cannot bring it to {_percent(self.tolerance)}, but to {_percent(far.worst_cost)}"
 
     def _expectation(self, law: SweepLaw, candidates: Sequence[Mapping[str, Any]], budget: float) -> Expected:
-        whole = self._design(law, candidates, budget)
+        whole = self._design(law, _again(_thinned(candidates, THINNED // 2)), budget)
         return Expected(float(whole.spent[-1]), len(whole.rows), float(whole.worst_cost[-1]))
 
     def _design(self, law: SweepLaw, candidates: Sequence[Mapping[str, Any]], budget: float) -> Any:
@@ -511,14 +515,16 @@ class Tuning:
         aim = {axis: getattr(self.target, axis) for axis in law.law.axes}
         return fit.design(law.law, table, aim, budget=budget, tolerance=self.tolerance)  # type: ignore[attr-defined]
 
-    def _candidates(self, known: Known, law: SweepLaw) -> list[dict[str, Any]]:
-        """What may be trained next: each size at the rates near the law's, with one more seed."""
-        sizes = sorted(self._sizes(), key=self.seconds.training)[:SIZES]
+    def _candidates(self, known: Known, law: SweepLaw, most: float = math.inf) -> list[dict[str, Any]]:
+        """What may be trained next: each size at the rates near the law's, with one more seed. most: seconds of one."""
+        sizes = _thinned([size for size in self._sizes() if self._expected([(size, 1.0, 0)]) <= most], SIZES)
+        if not sizes:
+            return []
         rates = law.law.rates({axis: [getattr(size, axis) for size in sizes] for axis in law.law.axes}).value
         step, result = self.study.sweep.per_octave, list[dict[str, Any]]()
         for size, best in zip(sizes, rates.tolist(), strict=True):
             factor = law.factor(size.batch_size, size.steps)
-            cost = self.seconds.training(size) + self.seconds.compiling(size) / PER_PROGRAM
+            cost = self.slower * (self.seconds.training(size) + self.seconds.compiling(size) / PER_PROGRAM)
             middle = math.log2(best / factor)
             for n in range(math.ceil((middle - NEAR) * step), math.floor((middle + NEAR) * step) + 1):
                 log = known.near(size, n / step)
@@ -548,34 +554,48 @@ class Tuning:
         """Seconds of trainings, each program compiled once."""
         programs = {size[:3]: size for size, _, _ in trials}
         training = sum(self.seconds.training(size) for size, _, _ in trials)
-        return training + sum(map(self.seconds.compiling, programs.values()))
+        return self.slower * (training + sum(map(self.seconds.compiling, programs.values())))
 
-    def _train(self, choice: Choice) -> None:
+    def _train(self, choice: Choice, dropped: Sequence[Size] | None = None) -> None:
         """Train what the workdir lacks of a choice, size by size. Seconds are those of the clock where all was lacking,
-        else those that were expected."""
+        else those that were expected. dropped: sizes that are not trained; None: what the budget does not pay."""
         start, known = clock(), self._known()
-        missing = [trial for trial in choice.trials if not known.has(*trial)]
+        missing = [trial for trial in choice.trials if not known.has(*trial) and trial[0] not in (dropped or ())]
         by_size = dict[Size, list[Trial]]()
         for size, rate, seed in missing:
             if size not in self.left_out:
                 by_size.setdefault(size, []).append(self._trial(size, rate, seed))
-        without = []
-        for size in sorted(by_size, key=lambda size: (size.compute, size)):
+        without, late = list[Size](), list[Size]()
+        for number, size in enumerate(sorted(by_size, key=lambda size: (size.compute, size))):
+            if number and dropped is None and choice.spent + clock() - start > LATE * self.budget:
+                late.append(size)
+                continue
             try:
                 self._measure(size, len(by_size[size]))
-                train(self._with([size]), self.workdir, wanted=by_size[size], progress=False)
-                self._with([size], keep=True)
+                wanted, runner = by_size[size], self.seconds.runner
+                self._use([size])
+                train(self._study_of(self.used), self.workdir, wanted=wanted, runner=runner, progress=False)
             except OutOfMemory as error:
                 without.append(size)
+                self.used.remove(size)
                 self._say(f"{_words(size)} does not fit into memory and is left out, with all that are larger: {error}")
             self._stop_if_asked()
         whole = len(missing) == len(choice.trials)
+        self._use([size for size, _, _ in choice.trials if size not in (*without, *late, *(dropped or ()))])
         self.spent = choice.spent + (clock() - start if whole else choice.seconds)
-        if without:
-            self._leave_out(without)
-            if self.base in without:
-                raise OutOfMemory(f"the smallest size, {_words(self.base)}, does not fit into memory")
-            self.choices.add(Choice((), 0.0, self.spent, dict(self.seconds.measured), tuple(without)))
+        self._leave_out(without)
+        if self.base in without:
+            raise OutOfMemory(f"the smallest size, {_words(self.base)}, does not fit into memory")
+        if dropped is None:
+            measured = dict(self.seconds.measured)
+            self.choices.add(Choice((), 0.0, self.spent, measured, tuple(without), tuple(late)))
+            self._correct(choice, self.choices.made[-1])
+
+    def _correct(self, choice: Choice, after: Choice) -> None:
+        """Learn from the seconds of a choice how long the next will take."""
+        if not (after.dropped or after.left_out) and choice.seconds > 0 and after.spent > choice.spent:
+            ratio = ((after.spent - choice.spent) / choice.seconds) ** 0.5
+            self.slower = min(max(self.slower * ratio, SLOWER[0]), SLOWER[1])
 
     def _leave_out(self, sizes: Sequence[Size]) -> None:
         """Leave out sizes, and those whose model and batch are as large or larger."""
@@ -587,12 +607,9 @@ class Tuning:
         trials = [self._trial(size, self._rate(self.guess), seed) for seed in range(count)]
         self.seconds.measure(trials)
 
-    def _with(self, sizes: Sequence[Size], keep: bool = False) -> ModelStudy:
-        """The study of all sizes that are trained, and these."""
-        used = [*self.used, *(size for size in sizes if size not in self.used)]
-        if keep:
-            self.used = used
-        return self._study_of(used)
+    def _use(self, sizes: Sequence[Size]) -> None:
+        """From now on the study has these sizes too."""
+        self.used = list(dict.fromkeys((*self.used, *sizes)))
 
     def _study_of(self, used: Sequence[Size]) -> ModelStudy:
         """The study of these sizes: those that differ from the base in one are on its axis, the others on none."""
@@ -621,7 +638,7 @@ class Tuning:
     def _tell(self, stage: Stage, expected: float) -> None:
         so_far = f"{duration(self.spent)} spent" if self.stages else "start"
         self._say(
-            f"{so_far}: {_interval(self.prediction)}; next {_counts(stage.trials)}, {about(expected)}; {stage.words}"
+            f"{so_far}: {_interval(self.prediction)}; next {_counts(stage.trials)}, {_about(expected)}; {stage.words}"
         )
 
     def _result(self, why: str) -> SweepResult:
@@ -656,8 +673,21 @@ class Tuning:
             return "no training at a smaller size would help: give a larger base, or train nearer to the target"
         if far.worst_cost <= self.tolerance:
             total = duration(self.spent + far.seconds)
-            return f"to go on: {far} more are expected to bring it to {_percent(self.tolerance)}: budget= of {total} in all"
+            return (
+                f"to go on: {far} more, expected to bring it to {_percent(self.tolerance)}; budget= of {total} in all"
+            )
         return f"to go on: {far} more, all that helps at these sizes, are expected to end at {_percent(far.worst_cost)}"
+
+
+def _thinned(items: Sequence[Any], count: int) -> list[Any]:
+    """At most so many of the items, evenly, the first and the last among them."""
+    places = np.linspace(0, len(items) - 1, min(len(items), count)).round().astype(int)
+    return [items[i] for i in places.tolist()]
+
+
+def _again(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The candidates, and each with another seed."""
+    return [*candidates, *({**c, "seed": c["seed"] + 1} for c in candidates)]
 
 
 def _others(size: Size, place: int) -> tuple[int, ...]:
@@ -669,6 +699,10 @@ def _interval(p: Prediction | None) -> str:
         return "no law yet"
     rate = f"learning rate {p.learning_rate:.3g} [{p.low:.3g}, {p.high:.3g}]"
     return f"{rate}, costs at most {_percent(p.worst_cost)} (97.5%)"
+
+
+def _about(seconds: float) -> str:
+    return f"about {math.ceil(seconds)} s" if seconds < 60 else about(seconds)
 
 
 def _percent(share: float) -> str:

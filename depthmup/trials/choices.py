@@ -24,6 +24,7 @@ class Choice(NamedTuple):
 
     trials: (size, learning rate, seed) of each training. seconds: that they are expected to take.
     spent: seconds of all trainings before. measured: what both depend on. left_out: sizes that do not fit into memory.
+    dropped: sizes of the choice before that were not trained, since it took longer than expected.
     """
 
     trials: tuple[tuple[Size, float, int], ...]
@@ -31,6 +32,7 @@ class Choice(NamedTuple):
     spent: float
     measured: Measured
     left_out: tuple[Size, ...] = ()
+    dropped: tuple[Size, ...] = ()
 
 
 class Choices:
@@ -77,4 +79,5 @@ def _choice(entry: Mapping[str, Any]) -> Choice:
         float(entry["spent"]),
         {shape: (float(a), float(b), float(c)) for shape, (a, b, c) in entry["measured"].items()},
         tuple(Size(*size) for size in entry["left_out"]),
+        tuple(Size(*size) for size in entry["dropped"]),
     )

@@ -42,6 +42,7 @@ def train(
     progress: bool = True,
     watch: Callable[[Mapping[str, Row], Progress], None] | None = None,
     wanted: Sequence[Trial] | None = None,
+    runner: Runner | None = None,
 ) -> list[Row]:
     """Train every trial of the sweep that `workdir` does not hold yet, and return the rows of the plan, in its order.
 
@@ -56,7 +57,9 @@ def train(
       yes: allow a plan of more than sweep.max_trials trials.
       progress: whether to show the progress.
       watch: called with the rows so far, {key: row}, and the progress whenever there is news, many times a minute.
-      wanted: trials at points of the study, which are trained in the place of its plan; []: the workdir is only checked.
+      wanted: trials at points of the study, which are trained in the place of its plan; []: it only checks the workdir.
+        With sweep.at_once their groups have that size, however few they are, so that a later call has the same program.
+      runner: keeps the last compiled program from one call to the next.
 
     Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled, and Stopped when asked to
     stop.
@@ -64,6 +67,8 @@ def train(
     study, workdir = ConfigStudy.of(sweep), Path(workdir)
     options, plan = study.sweep, checked(study, shard, yes) if wanted is None else _checked_points(wanted)
     sizes = _sizes(study, plan)
+    if wanted is not None and options.at_once:
+        sizes = functools.partial(_one_size, options.at_once)
     with contextlib.ExitStack() as stack:
         beyond_keys = study.beyond_keys
         store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | beyond_keys, beyond_keys)))
@@ -74,7 +79,7 @@ def train(
         seen = functools.partial(watch, store.rows) if watch else None
         goes_on = options.adaptive or options.until == "decided"
         shown = stack.enter_context(Progress(silent=not progress, watch=seen, goes_on=goes_on))
-        training = _Training(study, workdir, store, claims, shown, stop, plan, sizes)
+        training = _Training(study, workdir, store, claims, shown, stop, plan, sizes, runner or Runner())
         if options.adaptive:
             search = Search(study)
             while more := search.next_trials(store.rows):
@@ -151,9 +156,10 @@ class _Training:
     stop: Stop
     plan: list[Trial]
     sizes: Callable[[Any], int]
+    runner: Runner
 
     def __post_init__(self) -> None:
-        self.runner, self.estimator = Runner(), Estimator()
+        self.estimator = Estimator()
         self.said = False
 
     def until_decided(self, plan: Sequence[Trial]) -> list[Trial]:
@@ -256,6 +262,10 @@ class _Training:
     def _stop_if_asked(self, where: str = "") -> None:
         if self.stop.requested:
             raise Stopped(self.stop.requested, f"{where}: {GOES_ON}".lstrip(": "))
+
+
+def _one_size(size: int, program: Any) -> int:
+    return size
 
 
 def _sizes(study: Study, plan: Sequence[Trial]) -> Callable[[Any], int]:

@@ -30,11 +30,11 @@ class Seconds:
     Operations of a step are proportional to the batch size, linear in depth and quadratic in width. So they are counted
     at two widths and two depths, the smallest of `sizes`.
 
-    measured: {shape: its timing}.
+    measured: {shape: its timing}. runner: has the program that was timed last.
     """
 
     def __init__(self, study: ModelStudy, sizes: Sequence[Size]) -> None:
-        self.measured = dict[str, Timing]()
+        self.measured, self.runner = dict[str, Timing](), Runner()
         self._study, self._estimator = study, Estimator()
         self._widths, self._depths = (sorted({size[i] for size in sizes})[:2] for i in (0, 1))
         self._base = min(sizes, key=lambda size: size.compute)
@@ -60,11 +60,11 @@ class Seconds:
 
     def measure(self, trials: Sequence[Trial]) -> None:
         """Compile and time the program of these trials of one shape, unless that is done."""
-        group = self._group(trials)
+        group = self._group(trials[: self._study.sweep.at_once])
         shape = _shape(_size(trials[0]))
         if shape not in self.measured:
             estimator = Estimator()
-            estimator.measure([group], Runner())
+            estimator.measure([group], self.runner)
             total = estimator.total([group])
             step = estimator.seconds(group) / estimator.steps(group)
             self.measured[shape] = Timing(estimator.work(group), step, total.compiling)
@@ -92,8 +92,7 @@ class Seconds:
         return Trial(self._study.point_at(size, sweep.optimizers[0], sweep.parameterizations[0]), 1.0, 0)
 
     def _group(self, trials: Sequence[Trial]) -> Group:
-        count = len(trials)
-        return Group(tuple(trials), min(count, self._study.sweep.at_once or count), self._study)
+        return Group(tuple(trials), self._study.sweep.at_once or len(trials), self._study)
 
 
 def _size(trial: Trial) -> Size:
