@@ -51,7 +51,7 @@ SIZES = 100  # of the lattice that are candidates at once
 THINNED = 300  # candidates for what more seconds are expected to bring
 AT_ONCE = 8  # trainings in a group, where one is trained after another: a program is compiled for so many
 LATE = 1.1  # of the budget: what takes longer is dropped
-SLOWER = 0.25, 4.0  # ends of the factor by which seconds are corrected
+SLOWER = 0.5, 4.0  # ends of the factor by which seconds are corrected
 GUESS = 2  # octaves to either side of a first guess
 BESIDE = 1  # octaves to either side of the best rate, at the second size of an axis
 OUTWARD = 10  # octaves from the first guess that the search for a rate that trains may go
@@ -282,7 +282,8 @@ class Tuning:
         self.used: list[Size] = [self.base]  # the sizes of the study, whose programs the workdir knows
         self.left_out: list[Size] = []
         self.warned = False
-        self.reached, self.slower = False, 1.0  # slower: the clock's seconds beside those that were expected
+        self.reached = False
+        self.slower, self.overhead = 1.0, 0.0  # what corrects seconds: a factor, and seconds of each training
 
     def run(self) -> SweepResult:
         """Trains until the cost is below the tolerance, the budget is used, or nothing would help."""
@@ -290,7 +291,9 @@ class Tuning:
         self.choices = Choices(self.workdir, self._search())
         self._replay()
         if not self.seconds.measured:
+            start = clock()
             self._measure(self.base, 1)
+            self.spent += clock() - start
         least = self.seconds.training(self.base)
         if self.budget < least:
             raise ValueError(
@@ -313,7 +316,7 @@ class Tuning:
     def _replay(self) -> None:
         """Train what the choices of earlier calls lack."""
         made = list(self.choices.made)
-        for choice, after in zip(made, [*made[1:], None], strict=True):
+        for choice, after in itertools.zip_longest(made, made[1:]):
             self.seconds.measured.update({shape: Timing(*timing) for shape, timing in choice.measured.items()})
             self.spent = choice.spent
             self._leave_out(choice.left_out)
@@ -486,10 +489,12 @@ class Tuning:
             return Stage([], f"nothing that is left would bring the cost below {_percent(worst)}")
         small = [c for c in affordable if c["cost"] <= part]
         trials = [small[i]["trial"] for i in chosen.rows]
-        words = f"it is expected to bring the cost to {_percent(float(chosen.worst_cost[-1]))}"
+        while len(trials) > 1 and self._expected(trials) > part:  # programs of few trainings
+            trials.pop()
+        words = f"it is expected to bring the cost to {_percent(float(chosen.worst_cost[len(trials)]))}"
         if whole.worst_cost > self.tolerance:
             words += self._out_of_reach(known, law, whole)
-        elif len(chosen.rows) < whole.trainings:
+        elif len(trials) < whole.trainings:
             words += f", and to {_percent(self.tolerance)} after {whole}"
         return Stage(trials, words)
 
@@ -524,7 +529,7 @@ class Tuning:
         step, result = self.study.sweep.per_octave, list[dict[str, Any]]()
         for size, best in zip(sizes, rates.tolist(), strict=True):
             factor = law.factor(size.batch_size, size.steps)
-            cost = self.slower * (self.seconds.training(size) + self.seconds.compiling(size) / PER_PROGRAM)
+            cost = self._training(size) + self.slower * self.seconds.compiling(size) / PER_PROGRAM
             middle = math.log2(best / factor)
             for n in range(math.ceil((middle - NEAR) * step), math.floor((middle + NEAR) * step) + 1):
                 log = known.near(size, n / step)
@@ -553,8 +558,8 @@ class Tuning:
     def _expected(self, trials: Sequence[tuple[Size, float, int]]) -> float:
         """Seconds of trainings, each program compiled once."""
         programs = {size[:3]: size for size, _, _ in trials}
-        training = sum(self.seconds.training(size) for size, _, _ in trials)
-        return self.slower * (training + sum(map(self.seconds.compiling, programs.values())))
+        training = sum(self._training(size) for size, _, _ in trials)
+        return training + self.slower * sum(map(self.seconds.compiling, programs.values()))
 
     def _train(self, choice: Choice, dropped: Sequence[Size] | None = None) -> None:
         """Train what the workdir lacks of a choice, size by size. Seconds are those of the clock where all was lacking,
@@ -592,10 +597,18 @@ class Tuning:
             self._correct(choice, self.choices.made[-1])
 
     def _correct(self, choice: Choice, after: Choice) -> None:
-        """Learn from the seconds of a choice how long the next will take."""
-        if not (after.dropped or after.left_out) and choice.seconds > 0 and after.spent > choice.spent:
-            ratio = ((after.spent - choice.spent) / choice.seconds) ** 0.5
-            self.slower = min(max(self.slower * ratio, SLOWER[0]), SLOWER[1])
+        """Learn from the seconds of a choice how long the next will take: from the first one, of the smallest size, what
+        each training takes besides its steps."""
+        taken = after.spent - choice.spent
+        if after.dropped or after.left_out or not choice.seconds > 0 or not taken > 0:
+            return
+        if choice is self.choices.made[0]:
+            self.overhead = max(taken - choice.seconds, 0.0) / len(choice.trials)
+        else:
+            self.slower = min(max(self.slower * (taken / choice.seconds) ** 0.5, SLOWER[0]), SLOWER[1])
+
+    def _training(self, size: Size) -> float:
+        return self.slower * (self.overhead + self.seconds.training(size))
 
     def _leave_out(self, sizes: Sequence[Size]) -> None:
         """Leave out sizes, and those whose model and batch are as large or larger."""
@@ -706,7 +719,7 @@ def _about(seconds: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g}%"
+    return f"{100 * share:.2g}%" if share < 1 else f"{100 * share:.0f}%"
 
 
 def _counts(trials: Sequence[tuple[Size, float, int]]) -> str:
