@@ -500,15 +500,10 @@ class Tuning:
 
     def _out_of_reach(self, known: Known, law: SweepLaw, whole: Expected) -> str:
         """What the rest of the budget is expected to reach, and, at first, what more would take."""
-        if self.warned:
-            return f", the whole budget to {_percent(whole.worst_cost)}"
+        text = "" if math.isinf(self.budget) else f", the whole budget to {_percent(whole.worst_cost)}"
+        far = "" if self.warned else f"; {self._far(law, self._candidates(known, law))}"
         self.warned = True
-        far = whole if math.isinf(self.budget) else self._expectation(law, self._candidates(known, law), math.inf)
-        ends = "all small sizes" if math.isinf(self.budget) else "the whole budget"
-        text = f", {ends} to {_percent(whole.worst_cost)}"
-        if far.worst_cost <= self.tolerance:
-            return f"{text}; {_percent(self.tolerance)} would take {far} from here"
-        return f"{text}; these sizes cannot bring it to {_percent(self.tolerance)}, but to {_percent(far.worst_cost)}"
+        return text + far
 
     def _expectation(self, law: SweepLaw, candidates: Sequence[Mapping[str, Any]], budget: float) -> Expected:
         whole = self._design(law, _again(_thinned(candidates, THINNED // 2)), budget)
@@ -597,7 +592,7 @@ class Tuning:
             self._correct(choice, self.choices.made[-1])
 
     def _correct(self, choice: Choice, after: Choice) -> None:
-        """Learn from the seconds of a choice how long the next will take: from the first one, of the smallest size, what
+        """Learn from the seconds of a choice how long the next takes; from the first one, of the smallest size, what
         each training takes besides its steps."""
         taken = after.spent - choice.spent
         if after.dropped or after.left_out or not choice.seconds > 0 or not taken > 0:
@@ -660,7 +655,7 @@ class Tuning:
         study = self._study_of(sorted({*self.used, *(size for size in sizes if size in self.lattice)}))
         on_axes = [size for size, of_size in known.scores.items() if len(of_size) >= POINTS]
         judged = self._study_of(on_axes)
-        chosen = [trial for choice in self.choices.made for trial in choice.trials]
+        chosen = [trial for choice in self.choices.made for trial in choice.trials if known.has(*trial)]
         note = (
             f"spent {duration(self.spent)} on {_counts(chosen)}"
             if chosen
@@ -681,15 +676,22 @@ class Tuning:
 
     def _to_go_on(self, known: Known, law: SweepLaw) -> str:
         candidates = self._candidates(known, law)
-        far = self._expectation(law, candidates, math.inf) if candidates else None
-        if far is None or not far.trainings:
+        if not candidates:
             return "no training at a smaller size would help: give a larger base, or train nearer to the target"
+        seconds = max(self.spent, candidates[0]["cost"])
+        again = self._expectation(law, [c for c in candidates if c["cost"] <= seconds], seconds)
+        total = duration(self.spent + seconds)
+        text = f"to go on: budget= of {total} in all is expected to bring it to {_percent(again.worst_cost)}"
+        return text if again.worst_cost <= self.tolerance else f"{text}; {self._far(law, candidates)}"
+
+    def _far(self, law: SweepLaw, candidates: Sequence[Mapping[str, Any]]) -> str:
+        """What the tolerance would take."""
+        far = self._expectation(law, candidates, math.inf)
         if far.worst_cost <= self.tolerance:
-            total = duration(self.spent + far.seconds)
-            return (
-                f"to go on: {far} more, expected to bring it to {_percent(self.tolerance)}; budget= of {total} in all"
-            )
-        return f"to go on: {far} more, all that helps at these sizes, are expected to end at {_percent(far.worst_cost)}"
+            return f"{_percent(self.tolerance)} would take {far} from here"
+        return (
+            f"{_percent(self.tolerance)} is far: {far} from here are expected to bring it to {_percent(far.worst_cost)}"
+        )
 
 
 def _thinned(items: Sequence[Any], count: int) -> list[Any]:

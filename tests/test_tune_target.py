@@ -1,0 +1,267 @@
+"""`m.tune` with a target: its choices, their log, what it says, and what it refuses."""
+
+import contextlib
+import functools
+import json
+import math
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import depthmup as dm
+from depthmup import fit, tune_target
+from depthmup.train.stop import Stopped
+from depthmup.train.workdir import WorkdirError
+from depthmup.trials import group
+from depthmup.trials.choices import CHOICES
+from depthmup.trials.engine import train
+from depthmup.trials.group import OutOfMemory
+from depthmup.trials.model_study import Size
+from depthmup.trials.seconds import Seconds, Timing
+from depthmup.trials.store import Finished, Store, load
+from depthmup.tuning import study_of
+
+WIDTH, DEPTH, INPUTS, CLASSES, STEPS = 8, 1, 6, 4, 20
+TARGET = {"width": 64, "steps": 200}
+SLOPE = -0.3  # octaves by which the planted best rate falls where the steps double
+
+
+def net(width, depth, key):
+    keys = jax.random.split(key, depth + 2)
+    return {
+        "embed": jax.random.normal(keys[0], (INPUTS, width)) / INPUTS**0.5,
+        "blocks": [jax.random.normal(k, (width, width)) / width**0.5 for k in keys[2:]],
+        "head": jax.random.normal(keys[1], (width, CLASSES)) / width**0.5,
+    }
+
+
+def call(params, x):
+    h = x @ params["embed"]
+    for weight in params["blocks"]:
+        h = h + jax.nn.relu(h) @ weight
+    return h @ params["head"]
+
+
+def loss(logits, labels):
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+
+
+def batches(step):
+    x = jax.random.normal(jax.random.fold_in(jax.random.key(1), step), (16, INPUTS))
+    return x, jnp.argmax(x[:, :CLASSES], -1)
+
+
+@pytest.fixture(scope="module")
+def m():
+    return dm.setup("depth_mup", net, batches(0)[0], width=WIDTH, depth=DEPTH, base=(WIDTH, DEPTH), call=call)
+
+
+def largest(law, candidates, target, *, budget=math.inf, tolerance=0.0):
+    """Stands for `fit.design`: the largest trainings, eight at least; each is expected to take 1% off the cost."""
+    worst, costs = law.at(**target).worst_cost, np.array(candidates["cost"])
+    rows, spent = [], [0.0]
+    for i in np.argsort(np.where(costs <= max(budget / 8, costs.min()), -costs, costs), kind="stable").tolist():
+        if spent[-1] + costs[i] <= budget and worst * 0.99 ** len(rows) > tolerance:
+            rows.append(i)
+            spent.append(spent[-1] + costs[i])
+    left = worst * 0.99 ** np.arange(len(rows) + 1)
+    return type("Design", (), {"rows": tuple(rows), "spent": np.array(spent), "cost": left, "worst_cost": left})
+
+
+def seconds_of(size):
+    return 1e-3 * size.width**2 * size.steps
+
+
+def best(size):
+    return -7 + SLOPE * math.log2(size.steps / STEPS)
+
+
+class Planted:
+    """An engine without trainings: rows of a planted law, on a clock of its own. calls: sizes in their order."""
+
+    def __init__(self, monkeypatch, fails=lambda calls: None):
+        self.now, self.calls, self._fails = 0.0, [], fails
+        monkeypatch.setattr(fit, "design", largest, raising=False)
+        monkeypatch.setattr(tune_target, "clock", lambda: self.now)
+        monkeypatch.setattr(tune_target, "train", self.train)
+        monkeypatch.setattr(Seconds, "measure", self.measure)
+        monkeypatch.setattr(Seconds, "training", lambda seconds, size: seconds_of(size))
+        monkeypatch.setattr(tune_target.page, "write", lambda *arguments: None)
+
+    @staticmethod
+    def measure(seconds, trials):
+        point = trials[0].point
+        shape = f"width {point.width} depth {point.depth} batch size {point.batch_size}"
+        seconds.measured[shape] = Timing(1.0, 1.0, 0.0)
+
+    def train(self, study, workdir, *, wanted, **options):
+        with contextlib.closing(Store(workdir, study.identity, ())) as store:
+            for trial in wanted:
+                size = Size(trial.point.width, trial.point.depth, trial.point.batch_size, trial.point.steps)
+                if trial is wanted[0]:
+                    self.calls.append(size)
+                    self._fails(self.calls)
+                self.now += seconds_of(size)
+                noise = 1e-3 * np.random.default_rng(int(trial.key[:8], 16)).standard_normal()
+                off = math.log2(trial.learning_rate) - best(size)
+                diverged = off > 4
+                value = math.exp(0.02 * off**2 - 0.1 * math.log2(size.width * size.steps) + noise)
+                row = {
+                    "key": trial.key,
+                    **trial.leaves,
+                    "last_loss": math.nan if diverged else value,
+                    "diverged": diverged,
+                }
+                row = {key.rpartition(".")[2] if key.startswith("model") else key: value for key, value in row.items()}
+                row |= {"optimizer": row.pop("optimizer.name"), "parameterization": row.pop("parameterization.name")}
+                row |= {"learning_rate": trial.learning_rate, "first_loss": 1.0, "loss": value}
+                store.add([Finished(row)])
+
+
+def tune(m, workdir=None, **options):
+    options = {"steps": STEPS, "target": TARGET, "learning_rate": 2.0**-6, "progress": False, **options}
+    return m.tune(loss, options.pop("batches", batches), workdir=workdir, **options)
+
+
+def log(workdir):
+    return [json.loads(line) for line in (workdir / CHOICES).read_text().splitlines()]
+
+
+def rows(workdir):
+    table = load(workdir)
+    return table.sort_values("key", ignore_index=True)[["key", "last_loss"]]
+
+
+def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatch, tmp_path, capsys):
+    Planted(monkeypatch)
+    result = tune(m, tmp_path, budget="2min", tolerance=1e-4, progress=True)
+    truth = best(Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET}))
+    assert abs(math.log2(result.prediction.learning_rate) - truth) < 0.5
+    assert result.law.axes == ("width", "depth", "steps", "batch_size")
+    lines = str(result).splitlines()
+    assert lines[:4] == str(result.prediction).splitlines()
+    assert lines[4].startswith("spent ")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("start: no law yet; next 5 trainings (5 at width 8 depth 1 batch size 16 steps 20)")
+    assert "(97.5%); next " in said[2]
+    entries = log(tmp_path)
+    trained = [entry for entry in entries if entry["trials"]]
+    for entry in trained[3:]:  # a stage takes at most as long as all before it
+        assert entry["seconds"] <= max(entry["spent"], 1.28) + 1e-9
+    assert entries[-1]["spent"] <= 120 * tune_target.LATE
+
+
+def stop_at(number, calls):
+    if len(calls) == number:
+        raise Stopped(signal.SIGTERM, "here")
+
+
+def test_a_tune_that_was_killed_goes_on_with_the_same_choices(m, monkeypatch, tmp_path):
+    options = {"budget": 110, "tolerance": 1e-4}
+    Planted(monkeypatch)
+    tune(m, tmp_path / "whole", **options)
+    for number in (5, 2):  # in the middle of a stage, and where the next one is chosen and not trained
+        Planted(monkeypatch, functools.partial(stop_at, number))
+        with pytest.raises(Stopped):
+            tune(m, tmp_path / "killed", **options)
+    Planted(monkeypatch)
+    result = tune(m, tmp_path / "killed", **options)
+    pairs = zip(log(tmp_path / "killed"), log(tmp_path / "whole"), strict=True)
+    for one, other in pairs:
+        assert one["trials"] == other["trials"]
+        assert one["spent"] == pytest.approx(other["spent"])
+    assert rows(tmp_path / "killed").equals(rows(tmp_path / "whole"))
+    more = tune(m, tmp_path / "killed", **{**options, "budget": 150})
+    assert set(more.rows["key"]) > set(result.rows["key"])
+
+
+def test_a_size_that_does_not_fit_is_left_out(m, monkeypatch, tmp_path, capsys):
+    def fails(calls):
+        if calls[-1].width > 8:
+            raise OutOfMemory("no memory")
+
+    planted = Planted(monkeypatch, fails)
+    result = tune(m, tmp_path, budget=100, tolerance=1e-4, progress=True)
+    assert result.rows["width"].max() == 8
+    assert sum(size.width > 8 for size in planted.calls) == 1
+    assert "width 16 depth 1 batch size 16 steps 20 does not fit into memory" in capsys.readouterr().out
+
+
+def test_a_budget_that_is_too_small_is_said(m, monkeypatch, tmp_path, capsys):
+    Planted(monkeypatch)
+    with pytest.raises(ValueError, match=r"budget = 1 s is below one training of the smallest size.*takes 1.3 s"):
+        tune(m, tmp_path, budget=1)
+    tune(m, tmp_path, budget=40, tolerance=1e-4, progress=True)
+    assert "the whole budget to " in capsys.readouterr().out
+    assert tune(m, tmp_path / "none", budget=3).prediction is None
+
+
+def test_a_damaged_log_is_refused(m, monkeypatch, tmp_path):
+    Planted(monkeypatch)
+    tune(m, tmp_path, tolerance=10.0)
+    path = tmp_path / CHOICES
+    path.write_text(path.read_text() + '{"of": "here"\n')
+    with pytest.raises(WorkdirError, match="is damaged"):
+        tune(m, tmp_path, tolerance=10.0)
+
+
+def iterable():
+    return [(np.zeros((16, INPUTS), np.float32), np.zeros(16, int))] * 400
+
+
+WRONG = {
+    "below": ({"target": {"width": 4}}, r"the target's width, 4, is below the base's, 8"),
+    "below in steps": ({"target": {"width": 64, "steps": 10}}, r"the target's steps, 10, is below the base's, 20"),
+    "the base": ({"target": {"width": WIDTH}}, "the target is the base itself"),
+    "one size": ({"target": {"width": 16}}, "no size lies between the base"),
+    "unknown size": ({"target": {"widht": 64}}, r"unknown size of the target 'widht'; did you mean 'width'"),
+    "no sizes": ({"target": 64}, r"target must be dict\(width="),
+    "a part of a size": ({"target": {"width": 64.5}}, "width of the target must be a whole number"),
+    "budget": ({"budget": "half an hour"}, r'budget must be such as "30min"'),
+    "negative budget": ({"budget": -1}, "budget must be positive"),
+    "tolerance": ({"tolerance": 0}, "tolerance must be positive"),
+    "chosen": ({"widths": (8, 16)}, "leave widths= out"),
+    "two optimizers": ({"optimizer": ("adamw", "sgd")}, "one optimizer is tuned"),
+    "an axis": ({"weight_decay": (0.0, 0.1)}, "give one weight_decay"),
+    "no guess": ({"optimizer": lambda m: m.wrap(None), "learning_rate": None}, "give learning_rate=, a first guess"),
+    "batches of one size": ({"target": {"batch_size": 64}}, "a sweep of batch sizes needs batches of each"),
+    "an iterable": ({"target": {"batch_size": 64}, "batches": iterable()}, "a sweep of batch sizes needs batches"),
+    "no base": ({"batches": lambda step, size: batches(step)}, "give batch_size=, that of the base"),
+    "budget alone": ({"target": None, "budget": 60}, "give target="),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_one_line(m, name):
+    options, message = WRONG[name]
+    with pytest.raises(ValueError, match=message) as error:
+        tune(m, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_diverges_at_every_rate(m, monkeypatch, tmp_path):
+    Planted(monkeypatch)
+    monkeypatch.setattr("tests.test_tune_target.best", lambda size: -30)
+    with pytest.raises(ValueError, match="every training diverges at width 8 depth 1"):
+        tune(m, tmp_path)
+
+
+def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
+    """Trained by the engine; a sweep in the workdir has nothing left to train, and its rows count for a tune."""
+    monkeypatch.setattr(fit, "design", largest, raising=False)
+    monkeypatch.setattr(tune_target.page, "write", lambda *arguments: None)
+    result = tune(m, tmp_path, target={"width": 64}, tolerance=10.0)
+    assert set(result.rows["width"]) == {8, 16}
+    rates = sorted(result.rows.loc[result.rows["width"] == 8, "learning_rate"])
+    files = set((tmp_path / "groups").iterdir())
+    monkeypatch.setattr(group.Runner, "train", None)
+    study = study_of(m, loss, batches, steps=STEPS, learning_rates=rates, widths=(8,), depths=(), seeds=1)
+    swept = train(study, tmp_path, progress=False)
+    assert len(swept) == len(rates)
+    assert {row["key"] for row in swept} <= set(result.rows["key"])
+    again = tune(m, tmp_path, target={"width": 128}, tolerance=10.0)
+    assert again.rows.equals(result.rows)
+    assert set((tmp_path / "groups").iterdir()) == files
