@@ -339,13 +339,12 @@ class Tuning:
             if self.prediction and self.prediction.worst_cost <= self.tolerance:
                 self.reached = True
                 return f"the cost is below {_percent(self.tolerance)}, as wanted"
-            stage = self._bracket(known)
-            if not stage.trials:
-                if law is None:
-                    return f"no law: {no_law}"
+            first = self._bracket(known)
+            stage = self._affordable(first)
+            if not stage.trials and law:
                 stage = self._designed(known, law)
-            else:
-                stage = self._affordable(stage)
+            elif not first.trials:
+                return f"no law: {no_law}"
             if not stage.trials:
                 return stage.words
             expected = self._expected(stage.trials)
