@@ -294,11 +294,11 @@ class Tuning:
             start = clock()
             self._measure(self.base, 1)
             self.spent += clock() - start
-        least = self.seconds.training(self.base)
-        if self.budget < least:
+        least = self.spent + self.seconds.training(self.base)
+        if self.budget < least and not self.choices.made:
             raise ValueError(
                 f"budget = {self.budget:g} s is below one training of the smallest size, {_words(self.base)}, which "
-                f"takes {least:.2g} s"
+                f"takes {least:.2g} s with its compilation"
             )
         why = self._stages()
         return self._result(why)
@@ -325,7 +325,8 @@ class Tuning:
                 if after is None:
                     self._train(choice)
                     continue
-                self._train(choice, after.dropped)
+                self._leave_out(after.left_out)
+                self._train(choice, (*after.dropped, *after.left_out))
                 self._correct(choice, after)
 
     def _stages(self) -> str:
@@ -562,27 +563,29 @@ class Tuning:
         missing = [trial for trial in choice.trials if not known.has(*trial) and trial[0] not in (dropped or ())]
         by_size = dict[Size, list[Trial]]()
         for size, rate, seed in missing:
-            if size not in self.left_out:
-                by_size.setdefault(size, []).append(self._trial(size, rate, seed))
+            by_size.setdefault(size, []).append(self._trial(size, rate, seed))
         without, late = list[Size](), list[Size]()
         for number, size in enumerate(sorted(by_size, key=lambda size: (size.compute, size))):
+            if size in self.left_out:
+                continue
             if number and dropped is None and choice.spent + clock() - start > LATE * self.budget:
                 late.append(size)
                 continue
             try:
                 self._measure(size, len(by_size[size]))
+                self._stop_if_asked()
                 wanted, runner = by_size[size], self.seconds.runner
                 self._use([size])
                 train(self._study_of(self.used), self.workdir, wanted=wanted, runner=runner, progress=False)
             except OutOfMemory as error:
                 without.append(size)
-                self.used.remove(size)
+                self._leave_out([size])
+                self.used = [other for other in self.used if other != size]
                 self._say(f"{_words(size)} does not fit into memory and is left out, with all that are larger: {error}")
             self._stop_if_asked()
         whole = len(missing) == len(choice.trials)
         self._use([size for size, _, _ in choice.trials if size not in (*without, *late, *(dropped or ()))])
         self.spent = choice.spent + (clock() - start if whole else choice.seconds)
-        self._leave_out(without)
         if self.base in without:
             raise OutOfMemory(f"the smallest size, {_words(self.base)}, does not fit into memory")
         if dropped is None:
@@ -638,7 +641,7 @@ class Tuning:
 
     def _stop_if_asked(self) -> None:
         if self._stop.requested:
-            raise Stopped(self._stop.requested, f": {GOES_ON}".lstrip(": "))
+            raise Stopped(self._stop.requested, f"between two sizes: {GOES_ON}")
 
     # What is said
 

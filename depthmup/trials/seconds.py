@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from depthmup.trials.estimate import Estimator
-from depthmup.trials.group import Runner
+from depthmup.backend import out_of_memory
+from depthmup.trials.estimate import Estimator, at_once
+from depthmup.trials.group import OutOfMemory, Runner
 from depthmup.trials.model_study import ModelStudy, Size
 from depthmup.trials.plan import Group
 from depthmup.trials.study import Trial
@@ -59,12 +61,16 @@ class Seconds:
         return float(np.mean([timing.compiling for timing in self.measured.values()]))
 
     def measure(self, trials: Sequence[Trial]) -> None:
-        """Compile and time the program of these trials of one shape, unless that is done."""
-        group = self._group(trials[: self._study.sweep.at_once])
+        """Compile and time the program of these trials of one shape, unless that is done. Raises OutOfMemory."""
         shape = _shape(_size(trials[0]))
         if shape not in self.measured:
-            estimator = Estimator()
-            estimator.measure([group], self.runner)
+            group, estimator = self._group(trials), Estimator()
+            try:
+                estimator.measure([group], self.runner)
+            except jax.errors.JaxRuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                raise OutOfMemory(f"{group}: out of memory") from error
             total = estimator.total([group])
             step = estimator.seconds(group) / estimator.steps(group)
             self.measured[shape] = Timing(estimator.work(group), step, total.compiling)
@@ -92,7 +98,11 @@ class Seconds:
         return Trial(self._study.point_at(size, sweep.optimizers[0], sweep.parameterizations[0]), 1.0, 0)
 
     def _group(self, trials: Sequence[Trial]) -> Group:
-        return Group(tuple(trials), self._study.sweep.at_once or len(trials), self._study)
+        """Trials as the engine groups them, those of the first group."""
+        count, size = len(trials), self._study.sweep.at_once
+        if not size:
+            size = -(-count // -(-count // at_once(self._study, trials[0]))) if count > 1 else 1
+        return Group(tuple(trials[:size]), size, self._study)
 
 
 def _size(trial: Trial) -> Size:
