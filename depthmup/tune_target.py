@@ -20,12 +20,14 @@ import numpy as np
 import pandas
 
 from depthmup import fit
+from depthmup.batch_rules import Run
 from depthmup.data.user_feed import Batches, of_size
 from depthmup.fit import Prediction
 from depthmup.fit.curve import POINTS
 from depthmup.fit.law_rows import LEAST
 from depthmup.interrupt import GOES_ON
 from depthmup.names import POSITIVE, at_least_one, short, unknown
+from depthmup.optim import family_of
 from depthmup.report import page
 from depthmup.report.curves import judge
 from depthmup.report.large_run import SweepLaw, sweep_law
@@ -192,6 +194,10 @@ def _planned(
         of_size(batches, aim.batch_size)  # says what batches of other sizes need
     values = [_values(*ends) for ends in zip(base, aim, strict=True)]
     lattice = [Size(*size) for size in itertools.product(*values)]
+    name = options.get("optimizer", "adamw")
+    if setup.run and isinstance(name, str):
+        _rule(setup.run, name, aim)
+        lattice = [size for size in lattice if _has_rule(setup.run, name, size)]
     if len(lattice) < 2:
         raise ValueError(
             f"no size lies between the base, {_words(base)}, and the target, and a law needs two: twice the base must "
@@ -201,6 +207,19 @@ def _planned(
     sweep = dataclasses.replace(study.sweep, adaptive=False, batch_sizes=())
     study = dataclasses.replace(study, sweep=sweep, durations=(steps,) if of_run else (), fixed="steps")
     return study, sorted(lattice, key=lambda size: (size.compute, size)), aim
+
+
+def _rule(run: Run, optimizer: str, size: Size) -> None:
+    """Raises ValueError for a size at which the batch rule says nothing."""
+    run.at(size.batch_size, size.steps).factors(family_of(optimizer))
+
+
+def _has_rule(run: Run, optimizer: str, size: Size) -> bool:
+    try:
+        _rule(run, optimizer, size)
+    except ValueError:
+        return False
+    return True
 
 
 def _of_step_and_size(batches: Batches) -> bool:

@@ -79,7 +79,7 @@ ALLOWED = {
         "tune_target",
         "tuning",
     },
-    "tune_target": {"data", "fit", "interrupt", "report", "settings", "train", "trials", "tuning"},
+    "tune_target": {"batch_rules", "data", "fit", "interrupt", "optim", "report", "train", "trials", "tuning"},
     "tuning": {
         "batch_rules",
         "data",

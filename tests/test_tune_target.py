@@ -82,9 +82,9 @@ def best(size):
 class Planted:
     """An engine without trainings: rows of a planted law, on a clock of its own. calls: sizes in their order."""
 
-    def __init__(self, monkeypatch, fails=lambda calls: None):
+    def __init__(self, monkeypatch, fails=lambda calls: None, chosen=largest):
         self.now, self.calls, self._fails = 0.0, [], fails
-        monkeypatch.setattr(fit, "design", largest, raising=False)
+        monkeypatch.setattr(fit, "design", chosen, raising=False)
         monkeypatch.setattr(tune_target, "clock", lambda: self.now)
         monkeypatch.setattr(tune_target, "train", self.train)
         monkeypatch.setattr(Seconds, "measure", self.measure)
@@ -136,7 +136,7 @@ def rows(workdir):
 
 
 def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatch, tmp_path, capsys):
-    Planted(monkeypatch)
+    Planted(monkeypatch, chosen=getattr(fit, "design", largest))
     result = tune(m, tmp_path, budget="2min", tolerance=1e-4, progress=True)
     truth = best(Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET}))
     assert abs(math.log2(result.prediction.learning_rate) - truth) < 0.5
