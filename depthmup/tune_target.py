@@ -59,7 +59,7 @@ BESIDE = 1  # octaves to either side of the best rate, at the second size of an 
 OUTWARD = 10  # octaves from the first guess that the search for a rate that trains may go
 NEAR = 2.5  # octaves from the rate that the law predicts for a size
 ROUNDING = 1e-6  # octaves between two rates that are one
-HELPS = 1e-3  # share of the cost by which all that is left must bring it down
+HELPS = 0.02  # share of the cost by which what is left must be expected to bring it down
 PER_PROGRAM = POINTS  # trainings that share what the compilation of their program costs
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 CHOSEN = (  # arguments of `m.sweep` that a tune chooses itself
@@ -155,6 +155,8 @@ def _planned(
         raise ValueError("batches are a function (step, batch_size): give batch_size=, that of the base")
     all_steps = _values(steps, wanted.get("steps", steps))
     all_batches = [] if batch is None else _values(int(batch), wanted.get("batch_size", 0))
+    if len(all_batches) == 1 and _of_step_and_size(batches):
+        batches = of_size(batches, all_batches[0])
     if len(all_steps) > 1 and setup.run and setup.run.base_steps != steps:
         raise ValueError(f"steps = {steps} must be base_steps = {setup.run.base_steps}, since the target's differ")
     if learning_rate is None:
@@ -311,7 +313,7 @@ class Tuning:
         self._replay()
         if not self.seconds.measured:
             start = clock()
-            self._measure(self.base, 1)
+            self._measure(self.base, POINTS)
             self.spent += clock() - start
         least = self.spent + self.seconds.training(self.base)
         if self.budget < least and not self.choices.made:
