@@ -507,7 +507,8 @@ class Tuning:
         worst = self.prediction.worst_cost
         helped = any(after[-1] < (1 - HELPS) * after[0] for after in (chosen.cost, chosen.worst_cost))
         if not len(chosen.rows) or not (helped or whole.worst_cost < (1 - HELPS) * worst):
-            return Stage([], f"nothing that is left would bring the cost below {_percent(worst)}")
+            left = "nothing that is left" if math.isinf(self.budget) else "nothing in the rest of the budget"
+            return Stage([], f"{left} would bring the cost much below {_percent(worst)}")
         small = [c for c in affordable if c["cost"] <= part]
         trials = [small[i]["trial"] for i in chosen.rows]
         while len(trials) > 1 and self._expected(trials) > part:  # programs of few trainings
