@@ -75,7 +75,9 @@ def _next(large: LargeRun, call: argparse.Namespace, renamed: Mapping[str, str])
     """Which of --candidates to train next, and what they are expected to bring; "" without them."""
     if not call.candidates:
         if call.budget or call.tolerance:
-            raise ValueError("--budget and --tolerance are of --candidates: give the CSV of trainings that could be made")
+            raise ValueError(
+                "--budget and --tolerance are of --candidates: give the CSV of trainings that could be made"
+            )
         return ""
     if not large.target:
         raise ValueError("--candidates needs --target: the sizes of the run that the trainings are to tell of")

