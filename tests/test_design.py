@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 
 import numpy as np
 import pandas
@@ -53,6 +54,9 @@ def test_a_plan(fitted: fit.ScalingLaw, rows: Rows) -> None:
     assert plan.spent[-1] <= 5.0
     assert (np.diff(plan.cost) < 1e-12).all()
     assert plan.cost[-1] < plan.cost[0]
+    chosen = rows.iloc[list(plan.rows)]
+    octaves = np.log2(chosen["learning_rate"] / fitted.rates(chosen[list(fitted.axes)]).value)
+    assert np.abs(octaves).max() < 3  # farther away the valley may have another form than the law's
     enough = float(plan.worst_cost[3])
     assert fit.design(fitted, candidates, TARGET, budget=5.0, tolerance=enough).rows == plan.rows[:3]
     assert fit.design(fitted, candidates, TARGET, tolerance=float(plan.worst_cost[0])).rows == ()
@@ -82,6 +86,19 @@ def test_variances_are_those_of_all_trainings_at_once(fitted: fit.ScalingLaw, ro
         np.testing.assert_allclose(view.variance[[0, 100]], variances, rtol=1e-8)
 
 
+def test_variances_of_new_sizes_are_those_of_draws(fitted: fit.ScalingLaw) -> None:
+    """What is known of the links, and what the rows leave open: two sizes far from the rows, and near each other."""
+    coordinates = fitted._of.coordinates
+    columns = coordinates.design({axis: np.array([size, 1.5 * size]) for axis, size in TARGET.items()})
+    places = coordinates.places(columns)
+    names, basis = fitted._fit.basis(places, columns)
+    draws = fitted._fit.links_at(places, columns)
+    for link in ("optimum", "level", "right"):
+        covariance = basis[:, names.index(link)] @ basis[:, names.index(link)].T
+        np.testing.assert_allclose(np.sqrt(np.diag(covariance)), draws[link].drawn.std(axis=0), rtol=0.15)
+        assert 0 < covariance[0, 1] / math.sqrt(covariance[0, 0] * covariance[1, 1]) <= 1
+
+
 def test_what_is_expected_comes_about(fitted: fit.ScalingLaw, rows: Rows) -> None:
     """The law of the trainings that were chosen is about as sure as the plan expected, and surer than one of as many
     at random for the same cost."""
@@ -108,7 +125,7 @@ def test_cheaper_trainings_come_first(fitted: fit.ScalingLaw, rows: Rows) -> Non
     """Of two that are alike but for their cost, the cheaper one."""
     candidates = priced(rows)
     twice = pandas.concat([candidates.assign(cost=2 * candidates["cost"], seed=2), candidates.assign(seed=1)])
-    plan = fit.design(fitted, twice.reset_index(drop=True), TARGET, budget=2.0)
+    plan = fit.design(fitted, twice.reset_index(drop=True), TARGET, budget=50.0)
     assert plan.rows
     assert plan.rows[0] >= len(candidates)
 
