@@ -52,10 +52,13 @@ def run(program: str, words: Sequence[str]) -> int:
     try:
         call = _parsed(words)
         target = _target(call.target)
-        columns, names = _columns(call.table, call.columns, target)
+        renamed = _pairs("columns", call.columns, ":")
+        columns, names = _columns(call.table, renamed, target)
         measure = "loss" if "loss" in columns else "accuracy"
         large = LargeRun(fit.scaling_law(columns, measure=measure), columns, measure, target)
+        plan = _next(large, call, renamed)
         print(large)
+        print(plan, end="")
         print(
             "columns:", ", ".join(f"{name} is {usual}" for usual, name in names.items() if name != usual) or "as named"
         )
@@ -66,6 +69,43 @@ def run(program: str, words: Sequence[str]) -> int:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     return 0
+
+
+def _next(large: LargeRun, call: argparse.Namespace, renamed: Mapping[str, str]) -> str:
+    """Which of --candidates to train next, and what they are expected to bring; "" without them."""
+    if not call.candidates:
+        if call.budget or call.tolerance:
+            raise ValueError(
+                "--budget and --tolerance are of --candidates: give the CSV of trainings that could be made"
+            )
+        return ""
+    if not large.target:
+        raise ValueError("--candidates needs --target: the sizes of the run that the trainings are to tell of")
+    columns, _ = _columns(call.candidates, renamed, large.target, ("learning_rate",))
+    budget = _number("budget", call.budget or "inf")
+    tolerance = _number("tolerance", call.tolerance or "0%", "%") / 100
+    sizes = {axis: size for axis, size in large.target.items() if axis in large.law.axes}
+    plan = fit.design(large.law, columns, sizes, budget=budget, tolerance=tolerance)
+    shown = [name for name in (*large.law.axes, "learning_rate", "seed", "cost") if name in columns]
+    lines = [
+        [*(_cell(columns[name][row]) for name in shown), f"{100 * worst:.2g}%"]
+        for row, worst in zip(plan.rows, plan.worst_cost[1:], strict=True)
+    ]
+    table = [[*shown, "97.5% cost then"], *lines]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    of_table = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in table]
+    return "\n".join(["", f"train next: {plan}", *(of_table if lines else []), ""])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _number(flag: str, text: str, unit: str = "") -> float:
+    try:
+        return float(text.removesuffix(unit))
+    except ValueError:
+        raise ValueError(f"--{flag} is {usage.FLAGS[flag].value}, got {text!r}") from None
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
@@ -114,10 +154,15 @@ def _usual(name: str) -> str | None:
     return next((usual for usual, others in NAMES.items() if name.lower() in (usual, *others)), None)
 
 
-def _columns(table: str, renamed: str | None, target: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str]]:
+def _columns(
+    table: str, renamed: Mapping[str, str], target: Mapping[str, Any], needed: Sequence[str] = ("learning_rate", "loss")
+) -> tuple[dict[str, list[Any]], dict[str, str]]:
     """The columns of a table by the names of `NAMES`, of the rows whose conditions are those of the target; and the
-    names that those have in the table."""
-    columns, chosen = read(table), _pairs("columns", renamed, ":")
+    names that those have in the table. needed: besides the target's sizes; a table without a loss need not have the
+    renamed columns."""
+    columns, chosen = read(table), dict(renamed)
+    if "loss" not in needed:
+        chosen = {name: usual for name, usual in chosen.items() if name in columns}
     for name, usual in chosen.items():
         if name not in columns:
             raise ValueError(f"--columns: {table} has no column {name!r} (it has {', '.join(columns)})")
@@ -133,8 +178,8 @@ def _columns(table: str, renamed: str | None, target: Mapping[str, Any]) -> tupl
             raise ValueError(f"columns {', '.join(names)} are all a {usual}: give --columns={names[0]}:{usual} for one")
         if names:
             result[usual], taken[usual] = columns[names[0]], names[0]
-    measure = ("loss",) if "accuracy" not in taken else ()
-    for name in ("learning_rate", *measure, *(size for size in AXES if size in target)):
+    needed = [name for name in needed if name != "loss" or "accuracy" not in taken]
+    for name in (*needed, *(size for size in AXES if size in target)):
         if name not in result:
             raise ValueError(
                 f"{table} has no column {name} (or {', '.join(NAMES[name])}), it has {', '.join(columns)}: give "

@@ -535,7 +535,7 @@ class Tuning:
         names = (*law.law.axes, "learning_rate", "cost", "seed")
         table = {name: [c[name] for c in candidates] for name in names}
         aim = {axis: getattr(self.target, axis) for axis in law.law.axes}
-        return fit.design(law.law, table, aim, budget=budget, tolerance=self.tolerance)  # type: ignore[attr-defined, unused-ignore]
+        return fit.design(law.law, table, aim, budget=budget, tolerance=self.tolerance)
 
     def _candidates(self, known: Known, law: SweepLaw, most: float = math.inf) -> list[dict[str, Any]]:
         """What may be trained next: each size at the rates near the law's, with one more seed. most: seconds of one."""

@@ -128,6 +128,9 @@ FLAGS = {
     "sweep": Flag(("plan",), "bool", "", "of the sweep instead of one training"),
     "target": Flag(("law",), "string", "SIZE=N,...", "sizes of the large run, and perhaps its optimizer or the like"),
     "columns": Flag(("law",), "string", "COLUMN:NAME,...", "what columns are that have unusual names"),
+    "candidates": Flag(("law",), "string", "CSV", "trainings that could be made, with a column cost: which come next?"),
+    "budget": Flag(("law",), "string", "N", "what they may cost together, in the unit of that column"),
+    "tolerance": Flag(("law",), "string", "PERCENT", "stop where the rate costs at most this (97.5%), such as 1%"),
     "report": Flag(("law",), "string", "FILE", "write the picture and the text there, as HTML"),
 }
 PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others of its run

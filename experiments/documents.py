@@ -26,6 +26,7 @@ from depthmup.trials.verdicts import TransferCurve
 from experiments import (
     choose,
     coordinate_checks,
+    design,
     jump,
     language,
     law,
@@ -128,6 +129,8 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "choose": choose.table,
     "step_law": lambda _: step_law.table_of_predictions(),
     "step_law_costs": lambda _: step_law.table_of_costs(),
+    "design_scalebench": lambda _: design.table_scalebench(_numbers("design")),
+    "design_planted": lambda _: design.table_planted(_numbers("design")),
     "law_example": lambda _: law.text_of_example(_numbers("law")),
     "law_published": lambda _: law.table_published(_numbers("law")),
     "law_scalebench": lambda _: law.table_scalebench(_numbers("law")),

@@ -321,12 +321,17 @@ def loss_score(rows: pandas.DataFrame, target: pandas.DataFrame) -> LossScore:
     )
 
 
-def pool_scores(names: Sequence[str] = tuple(POOL)) -> Iterator[tuple[str, LossScore]]:
+def pool_targets() -> Iterator[tuple[str, pandas.DataFrame, pandas.DataFrame]]:
+    """(name, the rows that may be fitted, the target's rows)"""
     pool = scalebench("train")
-    for name in names:
-        (parameters, tokens), chosen = POOL[name]
+    for name, ((parameters, tokens), chosen) in POOL.items():
         is_target = (pool["parameters"] == parameters) & (pool["tokens"] == tokens)
-        yield name, loss_score(pool[chosen(pool) & ~is_target], pool[is_target])
+        yield name, pool[chosen(pool) & ~is_target], pool[is_target]
+
+
+def pool_scores() -> Iterator[tuple[str, LossScore]]:
+    for name, rows, target in pool_targets():
+        yield name, loss_score(rows, target)
 
 
 def at_random(rows: pandas.DataFrame, budget: float, seed: int) -> pandas.DataFrame:

@@ -135,7 +135,7 @@ def test_rows_are_those_of_the_target(tmp_path, capsys):
     path = write(tmp_path / "runs.csv", rows)
     assert law.run("depthmup", ["law", path]) == 2
     assert "the rows have 2 values of optimizer" in capsys.readouterr().err
-    columns, names = law._columns(path, None, {"tokens": 1e10, "optimizer": "SGD"})
+    columns, names = law._columns(path, {}, {"tokens": 1e10, "optimizer": "SGD"})
     assert names == {
         "parameters": "N",
         "tokens": "D",
@@ -145,8 +145,8 @@ def test_rows_are_those_of_the_target(tmp_path, capsys):
     }
     assert set(columns) == {"parameters", "tokens", "learning_rate", "loss", "optimizer"}
     assert set(columns["optimizer"]) == {"sgd"}
-    assert "steps" in law._columns(path, None, {})[0]
-    named, _ = law._columns(path, "steps:depth,N:width", {})
+    assert "steps" in law._columns(path, {}, {})[0]
+    named, _ = law._columns(path, {"steps": "depth", "N": "width"}, {})
     assert {"width", "depth"} <= set(named)
     assert not {"steps", "parameters"} & set(named)
 

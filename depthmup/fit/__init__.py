@@ -4,6 +4,7 @@ Paper A is the depthwise-transfer paper, paper B the AM-muP paper (docs/theory.m
 """
 
 from depthmup.fit.curve import capped, log_losses
+from depthmup.fit.design import Design, design
 from depthmup.fit.drift import Drift
 from depthmup.fit.finite_size import Coefficient, EnsembleErrors, Estimate, FiniteSize, ensemble_errors, finite_size
 from depthmup.fit.law_rows import Prior
@@ -21,6 +22,7 @@ __all__ = [
     "VERDICTS",
     "Coefficient",
     "Cost",
+    "Design",
     "Drift",
     "Edge",
     "EnsembleErrors",
@@ -42,6 +44,7 @@ __all__ = [
     "Verdict",
     "capped",
     "chain_path_sum",
+    "design",
     "ensemble_errors",
     "finite_size",
     "learning_rate_rules",

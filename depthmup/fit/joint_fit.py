@@ -369,6 +369,31 @@ class JointFit:
             result[link] = Link(mode, drawn)
         return result
 
+    def basis(self, sizes: np.ndarray, design: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray]:
+        """(names of links, (targets, links, variables)): how the links of targets, given the rows, depend on standard
+        normal variables, those of the posterior and, of each link, those of the discrepancies that the rows leave open.
+        """
+        from scipy.linalg import solve_triangular
+
+        names, parts, open_ones = list(dict.fromkeys((*self.links, *self.rough))), [], []
+        for link in names:
+            by_posterior, by_rest = np.zeros((self.size, len(sizes))), np.zeros((len(sizes), 0))
+            if link in self.links:
+                by_posterior[self.columns[link]] = self._features(link, design).T
+            if link in self.rough:
+                known, _ = self._given_rows(link, sizes)
+                by_posterior[self.blocks[link]] = known
+                total = self._covariance(link, [kernel.between(sizes, sizes) for kernel in self.kernels])
+                by_rest, _ = pivoted(total - known.T @ known, (self.noise if link == "level" else RESOLVED) ** 2 / 16)
+            parts.append(solve_triangular(self.root, by_posterior, lower=True).T)
+            open_ones.append(by_rest)
+        ends = np.cumsum([self.size, *(rest.shape[1] for rest in open_ones)])
+        result = np.zeros((len(sizes), len(names), ends[-1]))
+        for number, (part, rest) in enumerate(zip(parts, open_ones, strict=True)):
+            result[:, number, : self.size] = part
+            result[:, number, ends[number] : ends[number + 1]] = rest
+        return names, result
+
     def sources(self, sizes: np.ndarray, design: Mapping[str, np.ndarray], slopes: Mapping[str, float]) -> Sources:
         """What the variance of a function of one target's links comes from. slopes: its derivatives by links."""
         from scipy.linalg import cho_solve

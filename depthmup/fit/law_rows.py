@@ -26,6 +26,7 @@ CURVATURE = 0.01  # of log losses, where no curve shows one
 NOISE, QUIET = 0.003, 1e-4  # scatter of one training's log loss, where no curve shows it; the least that it may be
 NEAR = 2.0  # octaves to either side of the best rate that show the curvature
 FREE = 3.0  # sd of an exponent without a prior
+DIGITS = 6  # of log2 of sizes and rates, by which trainings are told apart
 
 # Exponents of the loss per octave, (mean, sd), of Chinchilla's law; parameters grow as width^2 x depth.
 LOSS = {"parameters": (-0.34, 0.12), "width": (-0.68, 0.3), "depth": (-0.34, 0.2), "data": (-0.28, 0.1)}
@@ -62,11 +63,28 @@ class Prior(NamedTuple):
         return self
 
 
+Training = tuple[float | str, ...]  # log2 of the sizes and of the rate, and the seed
+
+
 class Table(NamedTuple):
-    """Columns of trainings. columns: {name: (rows,)}. conditions: what all rows share, such as the optimizer."""
+    """Columns of trainings. columns: {name: (rows,)}. conditions: what all rows share, such as the optimizer.
+    trainings: which they are."""
 
     columns: dict[str, np.ndarray]
     conditions: dict[str, Any]
+    trainings: frozenset[Training]
+
+
+def trainings(sizes: Sequence[np.ndarray], rates: np.ndarray, seeds: Sequence[Any] | None) -> list[Training]:
+    """What makes trainings the same. sizes: of each axis (rows,); seeds: None where they have none."""
+    keys = np.round(np.log2(np.column_stack([*sizes, rates])), DIGITS).tolist()
+    names = ["" if seeds is None else _name(seed) for seed in (seeds or [""] * len(rates))]
+    return [(*key, name) for key, name in zip(keys, names, strict=True)]
+
+
+def _name(seed: Any) -> str:
+    """The seed, whether a table has it as 1 or as 1.0."""
+    return f"{seed:g}" if isinstance(seed, int | float | np.number) else str(seed)
 
 
 def read(table: Any) -> dict[str, list[Any]]:
@@ -159,7 +177,8 @@ def checked_table(
                 )
             conditions[name] = values[0]
     _check_twice(columns, result, axes, {hyperparameter, measure, "seed", "diverged", *axes, *CONDITIONS})
-    return Table(result, conditions), axes
+    done = trainings([result[axis] for axis in axes], result["rate"], columns.get("seed"))
+    return Table(result, conditions, frozenset(done)), axes
 
 
 def _check_twice(

@@ -19,6 +19,7 @@ from depthmup.fit.law_rows import (
     MODEL,
     Gathered,
     Prior,
+    Table,
     checked_table,
     gathered,
     links,
@@ -169,10 +170,9 @@ class ScalingLaw:
     as the optimizer. notes: what a reader must know, in sentences.
     """
 
-    def __init__(
-        self, of: Gathered, law: JointFit, hyperparameter: str, conditions: Mapping[str, Any], notes: Sequence[str]
-    ) -> None:
-        self._of, self._fit, self.hyperparameter, self.conditions = of, law, hyperparameter, dict(conditions)
+    def __init__(self, of: Gathered, law: JointFit, hyperparameter: str, table: Table, notes: Sequence[str]) -> None:
+        self._of, self._fit, self.hyperparameter, self.conditions = of, law, hyperparameter, dict(table.conditions)
+        self._trainings = table.trainings
         self.axes = of.coordinates.axes
         self.fixed = tuple(axis for axis in self.axes if np.ptp(of.sizes[axis]) == 0)
         self.together = self._together()
@@ -485,7 +485,7 @@ def scaling_law(
     varied = {axis for axis in axes if np.ptp(of.sizes[axis]) > 0}
     bend = "batch_size" in varied and bool(varied & {"steps", "tokens"})
     law = JointFit(of.rows, links(of, exponents, bend), of.noise).fit()
-    return ScalingLaw(of, law, hyperparameter, columns.conditions, notes)
+    return ScalingLaw(of, law, hyperparameter, columns, notes)
 
 
 def _prior(prior: Any, conditions: Mapping[str, Any], hyperparameter: str) -> tuple[Prior, list[str]]:
