@@ -22,6 +22,12 @@ three targets, two starts each, was .60 (.56 with `FORM` and a smooth departure 
 random .82. So the design has no such aim: a law whose form is not the truth's extrapolates worst from the trainings
 that it thinks tell most.
 
+**Came out.** On targets inside the pool the design halves the excess loss of the rate; there `FORM` was chosen. On
+ScaleBench's target (a) does not hold: with 1% of the cost the worst start is better than at random (.14 against .38%),
+at 5 and 10% the design is worse (.10 and .09 against .07%). The law is .6 octaves off there even with all trainings,
+and more certain of that with cheap ones. (b) does not hold: .85 and .90 at 5 and 10%, as at random, and below 0 at 1%.
+On made-up sweeps it holds but for bent laws (58% of the grid's cost).
+
 **Rule of decision.** (a) holds if at 5% the mean excess loss of the predicted rate is at most half of that of trainings
 at random. (b) holds at a budget if the median R2 over the starts is at least .85, .93, .95 (1, 5, 10%). On made-up
 sweeps the design holds if in the median it needs at most half of the full grid's cost for an interval of the target's
@@ -144,27 +150,19 @@ def _planted(rows: pandas.DataFrame, sizes: dict[str, float], best: float) -> tu
 
 
 def table_scalebench(results: Mapping[str, Any]) -> str:
-    """Means over the starts, of R2 medians, by budget and by how the trainings were chosen."""
-    columns = (
-        "of the cost",
-        "chosen",
-        "trainings",
-        "R2 of the loss",
-        "worst",
-        "losses inside",
-        "excess of the rate",
-    )
+    """Means over targets and starts, of R2 medians, by budget and by how the trainings were chosen."""
+    columns = ("targets", "of the cost", "chosen", "trainings", "excess loss of the rate", "largest", "R2 of the loss")
     lines = []
-    for budget in (f"{share:.0%}" for share in law.BUDGETS):
-        for how, words in (("random", "at random"), ("design", "by the design")):
-            of = [score for name, score in results["scalebench"].items() if name.startswith(f"{how}, {budget},")]
-            cells = (
-                f"{np.median([score['fitted'] for score in of]):.0f}",
-                f"{100 * np.mean([score['rates']['cost'] for score in of]):.3f}%",
-                f"{100 * max(score['rates']['cost'] for score in of):.3f}%",
-                f"{np.median([score['r2'] for score in of]):.2f}",
-            )
-            lines.append((budget, words, *cells))
+    for part, words in (("pool", "six inside the pool"), ("scalebench", "1.07B, 100B tokens")):
+        for budget in (f"{share:.0%}" for share in law.BUDGETS):
+            for how in ("random", "design"):
+                of = [score for name, score in results[part].items() if f"{how}, {budget}," in name]
+                costs = [100 * score["rates"]["cost"] for score in of]
+                if of:
+                    trained = f"{np.median([score['fitted'] for score in of]):.0f}"
+                    r2 = f"{np.median([score['r2'] for score in of]):.2f}"
+                    excess = f"{np.mean(costs):.3f}%", f"{max(costs):.3f}%"
+                    lines.append((words, budget, f"at {how}" if how == "random" else how, trained, *excess, r2))
     return markdown(columns, lines)
 
 
