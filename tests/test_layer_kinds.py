@@ -117,6 +117,7 @@ def write(path, rows, checks):
     path.with_suffix(".json").write_text(json.dumps({"checks": checks}))
 
 
+@pytest.mark.slow
 def test_a_kind_takes_the_place_of_its_rows(rows, tmp_path, monkeypatch):
     check = {"roles": {}, "verdict": "ok", "slopes": []}
     row = {"kind": "old", "width": 8, "depth": 1, "learning_rate": 1.0, "seed": 0, "loss": 5.0, "diverged": False}

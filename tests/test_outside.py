@@ -109,6 +109,7 @@ LARGE = {("theirs", "sgd"): 0.4, ("theirs", "adam"): 4e-3, ("a quarter", "sgd"):
 CASES = [pytest.param(*case, id=", ".join(case), marks=pytest.mark.slow if "theirs" in case else ()) for case in LARGE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "optimizer"), CASES)
 def test_microsoft_mup_wider_is_better(size, optimizer):
     """`loss[64] == loss[256] == loss[1024]` at step 1, `loss[64] > loss[256] > loss[1024]` at steps 101 and 201: there
@@ -269,6 +270,7 @@ def notebook():
     return Branches(width=256, examples=128, rate=1e-4, eps=1e-8, size=(3 * 784) ** -0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", RULES)
 def test_completep_updates(alpha, x64):
     """The norm of the weight's update follows depth as the published one does, within 1.5%, on other data. eps is not
@@ -295,6 +297,7 @@ def test_completep_figure_is_of_the_first_order(x64):
     assert np.median(quantities["of one neuron"]) < 1e-13 < 1e-6 < np.median(quantities["change"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", RULES)
 @pytest.mark.parametrize(("activation", "order"), [("tanh", 2.0), ("relu", 1.5)])
 def test_completep_linearization(activation, order, alpha, x64):

@@ -46,6 +46,7 @@ def test_a_head_that_a_norm_follows_has_no_output_factor():
     assert "output factor 0.5 inside" not in str(m.explain())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "place"),
     [
