@@ -167,6 +167,7 @@ def apart(a, b):
     return max(np.abs((a.mean(0) - b.mean(0)) / error).max(), np.abs((a.var(0) - b.var(0)) / of_variance).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["quadratic", "network"])
 @pytest.mark.parametrize(("optimizer", "wrong"), [("sgd", 0.5), ("adam", 2.0)])
 def test_the_sde_limit(problem, optimizer, wrong):

@@ -111,6 +111,7 @@ def test_it_is_said_when_descent_diverges():
         linear_dmft(KX, Y, depth=3, steps=2, eta0=1.01 * bound, sample_weights=[0.5, 0.5, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", sorted(CURVES))
 def test_networks_approach_the_limit_as_one_over_width(activation):
     """The means of networks trained by the package's own step; the full measurement is experiments.convergence."""

@@ -123,6 +123,7 @@ def test_plain_networks_have_the_exact_law():
     assert 0.5 < samples["F, 3 steps"].mean() < 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_exponents_in_depth(kind):
     rows = theory_checks.mean_change_over_depth((8, 16), 128, 4, (kind,))
