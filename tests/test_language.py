@@ -25,6 +25,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_case_is_trained(folder, monkeypatch):
     """completep is depth_mup at the base depth, to the last bit, and nowhere else."""
     two = language.Case(gpt_linen.GPT, ("depth_mup", "completep"), suffix=" here")

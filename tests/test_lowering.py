@@ -41,6 +41,7 @@ def programs(s):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
 def test_programs_for_accelerators(family):
     """No call of the host, no float64; every array of the state is donated; products and convolutions in bfloat16."""

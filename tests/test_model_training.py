@@ -35,6 +35,7 @@ def settings(family, optimizer="adam", **model):
     return from_config(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"), [*((name, "float32") for name in MODELS), ("vit", "bfloat16"), ("gpt", "bfloat16")]
 )

@@ -39,6 +39,7 @@ def set_limit(monkeypatch):
     return set_limit
 
 
+@pytest.mark.slow
 def test_a_sweep_frees_its_programs(set_limit):
     """When groups of other programs take their place; here those that make the initial state, which compile quickly."""
     one = {"sweep__optimizers": ("sgd",), "sweep__parameterizations": ("sp",), "sweep__seeds": 1}

@@ -227,6 +227,7 @@ def test_train(call, corpus, tmp_path):  # noqa: F811
     assert_one_line(done, "files of data.data_dir was '1000 bytes, ")
 
 
+@pytest.mark.slow
 def test_what_main_does_with_text(call, corpus, tmp_path):  # noqa: F811
     """The verbs besides train, as the header of the config has them."""
     small = ("--config.model.depth=1", "--config.epochs=1.0", "--config.check.optimizers=('adam',)")

@@ -87,6 +87,7 @@ def test_a_divergence_changes_no_bit_of_the_others(family):
         np.testing.assert_array_equal(np.delete(values, 1), np.delete(results["diverging"][name], 1), err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
 def test_the_number_of_trials_in_a_program_changes_no_bit(family):
     """On a CPU: a trial alone, among three on one device and on two, in stretches of any length; one ends early."""
