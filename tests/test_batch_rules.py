@@ -15,6 +15,7 @@ from depthmup import sweep
 from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data.batches import batch_indices
 from depthmup.optim import OPTIONS, family_of
+from depthmup.report import page
 from depthmup.report.curves import judge as judge_rows
 from depthmup.settings import SettingsError
 from depthmup.sweep import judge, load
@@ -276,6 +277,10 @@ def test_a_sweep_of_all_sizes_at_once(tmp_path):
     assert again.result.optimal_lr == curve.result.optimal_lr
     saved = from_identity(read_settings(tmp_path))
     assert [c.result.optimal_lr for c in judge_rows(load(tmp_path), saved)] == [curve.result.optimal_lr]
+    # While the large size trains, the page has the best rate of the base.
+    at_base = result.study.sized({"depth": [], "width": [], "compute": [1.0]})
+    first = page.write([], result.rows[result.rows["width"] == WIDTH], at_base, tmp_path, "").read_text()
+    assert "best learning rate" in first
 
 
 def test_the_noise_scale_is_beside_the_verdict(tmp_path):
