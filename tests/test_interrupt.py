@@ -95,6 +95,11 @@ def test_an_interruption_while_it_starts(tmp_path, seconds):
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
+    if seconds < 0.3:  # CPython 3.13 loses one signal of 250 that come while it starts itself
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
     status, output = finish(process)
     assert time.monotonic() - began < 20
     assert (status, "Traceback" in output) == (130, False) or (seconds < 0.3 and status == -signal.SIGINT), output
