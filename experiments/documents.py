@@ -37,6 +37,7 @@ from experiments import (
     quantities,
     scaling,
     step_law,
+    tune,
 )
 from experiments.figures import command
 from experiments.figures.figure import IMAGES, loss_pictures, save
@@ -131,6 +132,7 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "step_law_costs": lambda _: step_law.table_of_costs(),
     "design_scalebench": lambda _: design.table_scalebench(_numbers("design")),
     "design_planted": lambda _: design.table_planted(_numbers("design")),
+    "tune": lambda _: textwrap.fill(tune.text(_numbers("tune")), 140),
     "law_example": lambda _: law.text_of_example(_numbers("law")),
     "law_published": lambda _: law.table_published(_numbers("law")),
     "law_scalebench": lambda _: law.table_scalebench(_numbers("law")),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,24 @@ RUNS, OUT = ROOT / "runs" / "tune", RESULTS / "tune.json"
 BATCH, STEPS = 16, 100
 TARGET = {"width": 128, "depth": 8, "steps": 400}
 BUDGET, OCTAVES, SEEDS = "5min", range(-2, 3), 2
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """What came out, in words."""
+    octaves, costs = math.log2(result["best"] / result["answer"]), [result["worst_cost"], result["measured_cost"]]
+    answer, best = (
+        f"{value:.2g} [{low:.2g}, {high:.2g}]"
+        for value, low, high in (
+            (result["answer"], result["low"], result["high"]),
+            (result["best"], result["best_low"], result["best_high"]),
+        )
+    )
+    printed, measured = (f"{100 * cost:.1f}%" for cost in costs)
+    return (
+        f"It trained {result['trainings']} times and answered {answer}, which costs at most {printed} (97.5%). The "
+        f"target, trained, had its best rate at {best}, {octaves:+.1f} octaves from the answer, which costs {measured} "
+        "there."
+    )
 
 
 def main() -> None:
