@@ -24,7 +24,7 @@ from depthmup.batch_rules import Run
 from depthmup.data.user_feed import Batches, of_size
 from depthmup.fit import Prediction
 from depthmup.fit.curve import POINTS
-from depthmup.fit.law_rows import LEAST
+from depthmup.fit.law_rows import DIGITS, LEAST
 from depthmup.interrupt import GOES_ON
 from depthmup.names import POSITIVE, at_least_one, short, unknown
 from depthmup.optim import family_of
@@ -58,7 +58,6 @@ GUESS = 2  # octaves to either side of a first guess
 BESIDE = 1  # octaves to either side of the best rate, at the second size of an axis
 OUTWARD = 10  # octaves from the first guess that the search for a rate that trains may go
 NEAR = 2.5  # octaves from the rate that the law predicts for a size
-ROUNDING = 1e-6  # octaves between two rates that are one
 HELPS = 0.02  # share of the cost by which what is left must be expected to bring it down
 PER_PROGRAM = POINTS  # trainings that share what the compilation of their program costs
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -95,12 +94,12 @@ def tune_target(
     """`Setup.tune` with a target, which explains the arguments."""
     seconds = _budget(budget)
     POSITIVE.check("tolerance", tolerance)
-    study, lattice, aim = _planned(setup, loss, batches, steps, target, learning_rate, options)
+    study, lattice = _planned(setup, loss, batches, steps, target, learning_rate, options)
     say = functools.partial(print, flush=True) if progress else lambda text: None
     with contextlib.ExitStack() as stack:
         folder = Path(workdir if workdir is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(compiled_in(folder / CACHE if study.sweep.cache else None))
-        tuning = Tuning(study, lattice, aim, seconds, tolerance, folder, say, stack.enter_context(Stop()))
+        tuning = Tuning(study, lattice, seconds, tolerance, folder, say, stack.enter_context(Stop()))
         result = tuning.run()
         if workdir is None:
             note = "nothing is stored: workdir=DIR keeps the rows, and the same call goes on from there"
@@ -132,8 +131,33 @@ def _planned(
     target: Mapping[str, int],
     learning_rate: float | None,
     options: Mapping[str, Any],
-) -> tuple[ModelStudy, list[Size], Size]:
-    """(the study of the base, the lattice, the target). Raises ValueError for what cannot be tuned."""
+) -> tuple[ModelStudy, list[Size]]:
+    """(the study of the base, which has the target; the lattice). Raises ValueError for what cannot be tuned."""
+    sizes = _checked(target, options)
+    at_least_one("steps", steps)
+    study = _study(setup, loss, batches, steps, sizes, learning_rate, options)
+    base = Size(study.width, study.depth, study.about["batch_size"], steps)
+    aim = Size(**{**base._asdict(), **sizes})
+    for name, value, least in zip(Size._fields, aim, base, strict=True):
+        if value < least:
+            raise ValueError(f"the target's {name}, {value}, is below the base's, {least}: no small size is like it")
+    if aim == base:
+        raise ValueError(f"the target is the base itself, {_words(base)}: leave target= out to tune it")
+    if aim.batch_size > base.batch_size and options.get("batch_size") is None and not setup.run:
+        of_size(batches, aim.batch_size)  # says what batches of other sizes need
+    lattice = _lattice(base, aim, setup.run, options.get("optimizer", "adamw"))
+    of_run = (base.batch_size, base.steps) != (aim.batch_size, aim.steps)
+    return dataclasses.replace(
+        study,
+        sweep=dataclasses.replace(study.sweep, adaptive=False, batch_sizes=()),
+        durations=(steps,) if of_run else (),
+        fixed="steps",
+        target=aim._asdict(),
+    ), lattice
+
+
+def _checked(target: Mapping[str, int], options: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of the target. Raises ValueError for what is none, and for options that a tune does not take."""
     if not isinstance(target, Mapping):
         raise ValueError(f"target must be dict(width=, depth=, batch_size=, steps=), got {short(target)}")
     for name in target:
@@ -144,20 +168,30 @@ def _planned(
             raise ValueError(f"with target= the trainings are chosen: leave {name}= out")
     if not isinstance(options.get("optimizer", "adamw"), str) and not callable(options["optimizer"]):
         raise ValueError("with target= one optimizer is tuned: give one name, or one function")
-    at_least_one("steps", steps)
-    wanted = {name: at_least_one(f"{name} of the target", value) for name, value in target.items()}
-    options = dict(options)
-    batch: Any = options.pop("batch_size", None)
+    return {name: at_least_one(f"{name} of the target", value) for name, value in target.items()}
+
+
+def _study(
+    setup: SetupLike,
+    loss: Loss,
+    batches: Batches,
+    steps: int,
+    target: Mapping[str, int],
+    learning_rate: float | None,
+    options: Mapping[str, Any],
+) -> ModelStudy:
+    """The study of the base, with the batches of all sizes of the lattice."""
+    batch: Any = options.get("batch_size")
     batch = setup.run.base_batch if batch is None and setup.run else batch
     if not (batch is None or isinstance(batch, int | np.integer)) or isinstance(batch, bool):
         raise ValueError(f"batch_size must be that of the base, one number, got {short(batch)}")
-    if batch is None and _of_step_and_size(batches):
+    if batch is None and _needs_size(batches):
         raise ValueError("batches are a function (step, batch_size): give batch_size=, that of the base")
-    all_steps = _values(steps, wanted.get("steps", steps))
-    all_batches = [] if batch is None else _values(int(batch), wanted.get("batch_size", 0))
-    if len(all_batches) == 1 and _of_step_and_size(batches):
-        batches = of_size(batches, all_batches[0])
-    if len(all_steps) > 1 and setup.run and setup.run.base_steps != steps:
+    durations = _values(steps, target.get("steps", steps))
+    batch_sizes = [] if batch is None else _values(int(batch), target.get("batch_size", 0))
+    if len(batch_sizes) == 1 and _needs_size(batches):
+        batches = of_size(batches, batch_sizes[0])
+    if len(durations) > 1 and setup.run and setup.run.base_steps != steps:
         raise ValueError(f"steps = {steps} must be base_steps = {setup.run.base_steps}, since the target's differ")
     if learning_rate is None:
         name = options.get("optimizer", "adamw")
@@ -166,49 +200,42 @@ def _planned(
                 "no learning rate is known for an optimizer of your own: give learning_rate=, a first guess"
             )
         learning_rate = 2.0 ** (sum(GRIDS[name]) / 2)
-    width, depth = setup.parameterization.base_or(setup.width, setup.depth)
+    others = {name: value for name, value in options.items() if name != "batch_size"}
     if trial_layout() == "map":  # one trial after another: one program for any number of them
-        options.setdefault("at_once", AT_ONCE * max(1, len(jax.local_devices()) // options.get("devices_per_trial", 1)))
+        others.setdefault("at_once", AT_ONCE * max(1, len(jax.local_devices()) // others.get("devices_per_trial", 1)))
+    width, _ = setup.parameterization.base_or(setup.width, setup.depth)
     study = study_of(
         setup,
         loss,
         batches,
-        steps=all_steps if len(all_steps) > 1 else steps,
-        batch_size=all_batches or None,
+        steps=durations if len(durations) > 1 else steps,
+        batch_size=batch_sizes or None,
         learning_rates=learning_rate,
         widths=(width,),
         depths=(),
         seeds=1,
-        **options,
+        **others,
     )
     if study.axes:
         raise ValueError(
             f"with target= the learning rate alone is tuned: give one {study.axes[0].key.partition('.')[2]}"
         )
-    base = Size(width, depth, study.about["batch_size"], steps)
-    aim = Size(**{**base._asdict(), **wanted})
-    for name, value, least in zip(Size._fields, aim, base, strict=True):
-        if value < least:
-            raise ValueError(f"the target's {name}, {value}, is below the base's, {least}: no small size is like it")
-    if aim == base:
-        raise ValueError(f"the target is the base itself, {_words(base)}: leave target= out to tune it")
-    if aim.batch_size > base.batch_size and batch is None:
-        of_size(batches, aim.batch_size)  # says what batches of other sizes need
+    return study
+
+
+def _lattice(base: Size, aim: Size, run: Run | None, optimizer: Any) -> list[Size]:
+    """The sizes between the base and the target, small ones first, where the batch rule says something."""
     values = [_values(*ends) for ends in zip(base, aim, strict=True)]
     lattice = [Size(*size) for size in itertools.product(*values)]
-    name = options.get("optimizer", "adamw")
-    if setup.run and isinstance(name, str):
-        _rule(setup.run, name, aim)
-        lattice = [size for size in lattice if _has_rule(setup.run, name, size)]
+    if run and isinstance(optimizer, str):
+        _rule(run, optimizer, aim)
+        lattice = [size for size in lattice if _has_rule(run, optimizer, size)]
     if len(lattice) < 2:
         raise ValueError(
             f"no size lies between the base, {_words(base)}, and the target, and a law needs two: twice the base must "
             "be below the target on some axis"
         )
-    of_run = (base.batch_size, base.steps) != (aim.batch_size, aim.steps)
-    sweep = dataclasses.replace(study.sweep, adaptive=False, batch_sizes=())
-    study = dataclasses.replace(study, sweep=sweep, durations=(steps,) if of_run else (), fixed="steps")
-    return study, sorted(lattice, key=lambda size: (size.compute, size)), aim
+    return sorted(lattice, key=lambda size: (size.compute, size))
 
 
 def _rule(run: Run, optimizer: str, size: Size) -> None:
@@ -224,7 +251,8 @@ def _has_rule(run: Run, optimizer: str, size: Size) -> bool:
     return True
 
 
-def _of_step_and_size(batches: Batches) -> bool:
+def _needs_size(batches: Batches) -> bool:
+    """Whether they are a function that cannot be called with the step alone."""
     if not callable(batches):
         return False
     parameters = inspect.signature(batches).parameters.values()
@@ -239,22 +267,22 @@ def _values(base: int, target: int) -> list[int]:
 class Known(NamedTuple):
     """The rows of a workdir that are trainings of this model, each once, with all sizes.
 
-    table: a row for each. scores: {size: {log2 of the learning rate: the mean score}}. seeds: {(size, the same): the
-    number of the next seed}. places: (size, the same, seed) of each row.
+    table: a row for each. scores: {size: {log2 of the learning rate, rounded: the mean score}}, rates rising. rates,
+    seeds: {(size, the same): the rate to the last bit; the seeds that are there}.
     """
 
     table: pandas.DataFrame
-    places: frozenset[tuple[Size, float, int]]
     scores: dict[Size, dict[float, float]]
-    seeds: dict[tuple[Size, float], int]
+    rates: dict[tuple[Size, float], float]
+    seeds: dict[tuple[Size, float], set[int]]
 
     def has(self, size: Size, rate: float, seed: int) -> bool:
-        log = self.near(size, math.log2(rate))
-        return log is not None and (size, log, seed) in self.places
+        return seed in self.seeds.get((size, _log(rate)), ())
 
-    def near(self, size: Size, log: float) -> float | None:
-        """The rate of this size that is the given one, but for rounding."""
-        return next((x for x in self.scores.get(size, {}) if abs(x - log) < ROUNDING), None)
+
+def _log(rate: float) -> float:
+    """log2 of a rate, by which rates are told apart."""
+    return round(math.log2(rate), DIGITS)
 
 
 class Stage(NamedTuple):
@@ -278,37 +306,36 @@ class Expected(NamedTuple):
 class Tuning:
     """One call. Its choices depend on the rows, on the seconds that were measured, and on what was chosen before.
 
-    study: of the base. say: is told a line for each stage.
+    study: of the base, with the target. say: is told a line for each stage.
     """
 
     def __init__(
         self,
         study: ModelStudy,
         lattice: Sequence[Size],
-        target: Size,
         budget: float,
         tolerance: float,
         workdir: Path,
         say: Callable[[str], object],
         stop: Stop,
     ) -> None:
-        self.study, self.lattice, self.target = study, list(lattice), target
+        assert study.target
+        self.study, self.lattice, self.target = study, list(lattice), study.target
         self.budget, self.tolerance, self.workdir, self._say, self._stop = budget, tolerance, workdir, say, stop
         self.optimizer, self.parameterization = study.sweep.optimizers[0], study.sweep.parameterizations[0]
         self.base = lattice[0]
         low, high = study.sweep.log2_learning_rates[self.optimizer]
         self.guess = round((low + high) / 2 * study.sweep.per_octave)  # rates are numbered: 2^(number / per_octave)
         self.seconds = Seconds(study, lattice)
-        self.spent, self.stages = 0.0, 0
+        self.spent = 0.0
         self.used: list[Size] = [self.base]  # the sizes of the study, whose programs the workdir knows
         self.left_out: list[Size] = []
         self.warned = False
-        self.reached = False
         self.slower, self.overhead = 1.0, 0.0  # what corrects seconds: a factor, and seconds of each training
 
     def run(self) -> SweepResult:
         """Trains until the cost is below the tolerance, the budget is used, or nothing would help."""
-        train(self.study, self.workdir, wanted=[], progress=False)  # is it the workdir of this model?
+        train(self.study, self.workdir, chosen=[], progress=False)  # is it the workdir of this model?
         self.choices = Choices(self.workdir, self._search())
         self._replay()
         if not self.seconds.measured:
@@ -328,7 +355,7 @@ class Tuning:
         """What the choices depend on besides rows and seconds."""
         first = self._trial(self.base, self._rate(self.guess), 0)
         return {
-            "target": self.target._asdict(),
+            "target": self.target,
             "first": first.key,
             "judge_by": self.study.sweep.judge_by,
             "per_octave": self.study.sweep.per_octave,
@@ -341,11 +368,9 @@ class Tuning:
             self.seconds.measured.update({shape: Timing(*timing) for shape, timing in choice.measured.items()})
             self.spent = choice.spent
             self._leave_out(choice.left_out)
-            if choice.trials:
-                self.stages += 1
-                if after is None:
-                    self._train(choice)
-                    continue
+            if choice.trials and after is None:
+                self._train(choice)
+            elif choice.trials:
                 self._leave_out(after.left_out)
                 self._train(choice, (*after.dropped, *after.left_out))
                 self._correct(choice, after)
@@ -358,8 +383,7 @@ class Tuning:
             law, no_law = self._law(known)
             self.prediction = self._predicted(law) if law else None
             self.law = law
-            if self.prediction and self.prediction.worst_cost <= self.tolerance:
-                self.reached = True
+            if self._reached:
                 return f"the cost is below {_percent(self.tolerance)}, as wanted"
             first = self._bracket(known)
             stage = self._affordable(first)
@@ -373,8 +397,11 @@ class Tuning:
             self._tell(stage, expected)
             choice = Choice(tuple(stage.trials), expected, self.spent, dict(self.seconds.measured))
             self.choices.add(choice)
-            self.stages += 1
             self._train(choice)
+
+    @property
+    def _reached(self) -> bool:
+        return self.prediction is not None and self.prediction.worst_cost <= self.tolerance
 
     # What is known
 
@@ -388,17 +415,17 @@ class Tuning:
                     rows.setdefault(place, {**row, **size._asdict(), "learning_rate": rate, "seed": seed})
         table = pandas.DataFrame(list(rows.values()))
         losses = dict[Size, dict[float, list[float]]]()
-        seeds = dict[tuple[Size, float], int]()
+        rates, seeds = dict[tuple[Size, float], float](), dict[tuple[Size, float], set[int]]()
         for (size, rate, seed), row in rows.items():
-            log = math.log2(rate)
+            log = _log(rate)
             losses.setdefault(size, {}).setdefault(log, []).append(score(row, self.study.sweep.judge_by))
-            seeds[size, log] = max(seeds.get((size, log), 0), seed + 1)
+            rates.setdefault((size, log), rate)
+            seeds.setdefault((size, log), set()).add(seed)
         scores = {
             size: {log: float(np.mean(values)) for log, values in sorted(of_size.items())}
             for size, of_size in losses.items()
         }
-        places = frozenset((size, math.log2(rate), seed) for size, rate, seed in rows)
-        return Known(table, places, scores, seeds)
+        return Known(table, scores, rates, seeds)
 
     def _place(self, row: Row) -> tuple[Size, float, int] | None:
         """The size, rate and seed of a row; None if it is that of another optimizer, parameterization or setting."""
@@ -426,7 +453,7 @@ class Tuning:
             return None, str(error)
 
     def _predicted(self, law: SweepLaw) -> Prediction:
-        return law.at(**{axis: getattr(self.target, axis) for axis in law.law.axes})
+        return law.at(**{axis: self.target[axis] for axis in law.law.axes})
 
     # What to train next
 
@@ -438,8 +465,9 @@ class Tuning:
         best, step = self._best(known, self.base), self.study.sweep.per_octave
         for size in sorted(self._seconds_of_axes(), key=lambda size: self._expected([(size, 1.0, 0)])):
             around = [best, *(best + sign * BESIDE * step for sign in (-1, 1))]
-            missing = [n for n in around if known.near(size, n / step) is None]
-            if len(known.scores.get(size, {})) < LEAST and missing:
+            scores = known.scores.get(size, {})
+            missing = [n for n in around if _log(self._rate(n)) not in scores]
+            if len(scores) < LEAST and missing:
                 return Stage([(size, self._rate(n), 0) for n in missing], "it shows how the best rate moves")
         return Stage([])
 
@@ -448,7 +476,7 @@ class Tuning:
         scores, step = known.scores.get(self.base, {}), self.study.sweep.per_octave
         first = [self.guess + octave * step for octave in sorted(range(-GUESS, GUESS + 1), key=abs)]
         if len(scores) < POINTS:
-            missing = [n for n in first if known.near(self.base, n / step) is None]
+            missing = [n for n in first if _log(self._rate(n)) not in scores]
             if missing:
                 return missing
         logs, values = list(scores), list(scores.values())
@@ -534,7 +562,7 @@ class Tuning:
     def _design(self, law: SweepLaw, candidates: Sequence[Mapping[str, Any]], budget: float) -> Any:
         names = (*law.law.axes, "learning_rate", "cost", "seed")
         table = {name: [c[name] for c in candidates] for name in names}
-        aim = {axis: getattr(self.target, axis) for axis in law.law.axes}
+        aim = {axis: self.target[axis] for axis in law.law.axes}
         return fit.design(law.law, table, aim, budget=budget, tolerance=self.tolerance)
 
     def _candidates(self, known: Known, law: SweepLaw, most: float = math.inf) -> list[dict[str, Any]]:
@@ -549,20 +577,13 @@ class Tuning:
             cost = self._training(size) + self.slower * self.seconds.compiling(size) / PER_PROGRAM
             middle = math.log2(best / factor)
             for n in range(math.ceil((middle - NEAR) * step), math.floor((middle + NEAR) * step) + 1):
-                log = known.near(size, n / step)
-                rate = self._rate(n) if log is None else self._same(known, size, log)
-                seed = 0 if log is None else known.seeds[size, log]
+                place = size, _log(self._rate(n))
+                rate = known.rates.get(place, self._rate(n))
+                seed = max(known.seeds.get(place, ()), default=-1) + 1
                 trial = size, rate, seed
                 sizes_of = size._asdict()
                 result.append({**sizes_of, "learning_rate": rate * factor, "cost": cost, "seed": seed, "trial": trial})
         return result
-
-    def _same(self, known: Known, size: Size, log: float) -> float:
-        """The rate of the rows whose logarithm that is, to the last bit."""
-        table = known.table
-        here = (table[list(Size._fields)] == list(size)).all(axis=1)
-        rates = table.loc[here, "learning_rate"]
-        return float(rates[(np.log2(rates) - log).abs() < ROUNDING].iloc[0])
 
     def _rate(self, number: int) -> float:
         return float(np.exp2(number / self.study.sweep.per_octave))
@@ -596,9 +617,9 @@ class Tuning:
             try:
                 self._measure(size, len(by_size[size]))
                 self._stop_if_asked()
-                wanted, runner = by_size[size], self.seconds.runner
                 self._use([size])
-                train(self._study_of(self.used), self.workdir, wanted=wanted, runner=runner, progress=False)
+                study, runner = self._study_of(self.used), self.seconds.runner
+                train(study, self.workdir, chosen=by_size[size], runner=runner, progress=False)
             except OutOfMemory as error:
                 without.append(size)
                 self._leave_out([size])
@@ -668,15 +689,14 @@ class Tuning:
     # What is said
 
     def _tell(self, stage: Stage, expected: float) -> None:
-        so_far = f"{duration(self.spent)} spent" if self.stages else "start"
+        so_far = f"{duration(self.spent)} spent" if self.choices.made else "start"
         self._say(
             f"{so_far}: {_interval(self.prediction)}; next {_counts(stage.trials)}, {_about(expected)}; {stage.words}"
         )
 
     def _result(self, why: str) -> SweepResult:
         known = self._known()
-        sizes = list(known.scores)
-        study = self._study_of(sorted({*self.used, *(size for size in sizes if size in self.lattice)}))
+        study = self._study_of(sorted({*self.used, *(size for size in known.scores if size in self.lattice)}))
         on_axes = [size for size, of_size in known.scores.items() if len(of_size) >= POINTS]
         judged = self._study_of(on_axes)
         chosen = [trial for choice in self.choices.made for trial in choice.trials if known.has(*trial)]
@@ -686,7 +706,7 @@ class Tuning:
             else "nothing was trained: the rows were there"
         )
         lines = [note, why]
-        if not self.reached and self.law:
+        if not self._reached and self.law:
             lines.append(self._to_go_on(known, self.law))
         return SweepResult(
             known.table,

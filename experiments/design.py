@@ -38,7 +38,6 @@ intervals are equally wide.)
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -47,7 +46,6 @@ import numpy as np
 import pandas
 
 from depthmup import fit
-from depthmup.files import write_atomically
 from experiments import command_line, law
 from experiments.law import LossScore, at_random, loss_score
 from experiments.output import markdown
@@ -130,14 +128,12 @@ def _planted(rows: pandas.DataFrame, sizes: dict[str, float], best: float) -> tu
     cost = cost / cost.sum()
     candidates = rows.drop(columns="loss").assign(cost=cost)
     of_grid = fit.scaling_law(rows).at(**sizes)
-    smallest = [rows[axis] == rows[axis].min() for axis in sizes]
-    # The smallest size, and the smallest of each other axis, as a sweep of single axes begins.
-    first = np.sum(smallest, axis=0) >= len(smallest)
-    trained = np.flatnonzero(first).tolist()
-    for axis in sizes:
-        second = sorted(rows[axis].unique())[1]
-        others = np.logical_and.reduce([rows[name] == rows[name].min() for name in sizes if name != axis])
-        trained += np.flatnonzero(others & (rows[axis] == second)).tolist()
+    # As a sweep of single axes begins: the smallest size, and the second one of each axis with the others at theirs.
+    smallest = {axis: float(rows[axis].min()) for axis in sizes}
+    begin = [smallest, *({**smallest, axis: float(sorted(rows[axis].unique())[1])} for axis in sizes)]
+    trained = [
+        row for size in begin for row in np.flatnonzero(rows[list(size)].eq(pandas.Series(size)).all(axis=1)).tolist()
+    ]
     while True:
         fitted, spent = fit.scaling_law(rows.iloc[trained]), float(cost[trained].sum())
         p = fitted.at(**sizes)
@@ -187,7 +183,6 @@ PARTS = ("pool", "planted", "scalebench")
 
 def main() -> None:
     parts = command_line.parser("experiments.design", __doc__, "part", PARTS).parse_args().parts
-    results = json.loads(OUT.read_text()) if OUT.exists() else {}
     for part in parts:
         lines: dict[str, Any] = {}
         if part == "planted":
@@ -198,10 +193,9 @@ def main() -> None:
             pool, target = law.scalebench("train"), law.scalebench("test")
             of_part = pool_scores() if part == "pool" else scores(pool, target, STARTS, law.BUDGETS)
             for name, score in of_part:
-                lines[name] = {**score._asdict(), "rates": score.rates._asdict()}
+                lines[name] = score.numbers
                 print(part, f"{name:30}", score, flush=True)
-        results[part] = lines
-        write_atomically(OUT, json.dumps(results, indent=1, default=float) + "\n")
+        law.keep(OUT, part, lines)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -298,6 +299,10 @@ class LossScore(NamedTuple):
     inside: float
     width: float
     rates: Score
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        return {**self._asdict(), "rates": self.rates._asdict()}
 
     def __str__(self) -> str:
         return (
@@ -584,13 +589,18 @@ def table_planted(results: Mapping[str, Any]) -> str:
     return markdown(("law", "optima inside", "losses inside", "off", "width of the interval"), lines)
 
 
+def keep(path: Path, part: str, numbers: Mapping[str, Any]) -> None:
+    """Put the numbers of a part in the place of those that the file has."""
+    results = json.loads(path.read_text()) if path.exists() else {}
+    write_atomically(path, json.dumps({**results, part: numbers}, indent=1, default=float) + "\n")
+
+
 SHOWN = ("5", "10", "20", "40", "80")  # billions of tokens: splits in the table; law.json has all
 PARTS = ("planted", "pool", "rows", "published", "scalebench", "example")
 
 
 def main() -> None:
     parts = command_line.parser("experiments.law", __doc__, "part", PARTS).parse_args().parts
-    results = json.loads(OUT.read_text()) if OUT.exists() else {}
     for part in parts:
         lines: dict[str, Any] = {}
         if part == "planted":
@@ -606,14 +616,13 @@ def main() -> None:
             print(lines["prediction"], lines["best"], sep="\n")
         elif part in ("pool", "scalebench"):
             for name, of_loss in pool_scores() if part == "pool" else scalebench_scores():
-                lines[name] = {**of_loss._asdict(), "rates": of_loss.rates._asdict()}
+                lines[name] = of_loss.numbers
                 print(part, name, of_loss, flush=True)
         else:
             for name, of_rates in (*own_scores(), *((f"jump, {name}", of) for name, of in jump_scores())):
                 lines[name] = of_rates._asdict()
                 print(part, name, of_rates, flush=True)
-        results[part] = lines
-        write_atomically(OUT, json.dumps(results, indent=1, default=float) + "\n")
+        keep(OUT, part, lines)
 
 
 if __name__ == "__main__":

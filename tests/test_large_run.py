@@ -99,7 +99,7 @@ def test_the_block_of_the_report(tmp_path):
     study = tiny.study(**GRID)
     rows = planted(study)
     text = page.write(judge(rows, study), rows, study, tmp_path, "").read_text()
-    assert "The run with the largest of all sizes" in text
+    assert "<h2>The large run</h2>" in text
     assert "225 trainings at 5 sizes, sgd, depth_mup, linear, digits, width 16, depth 3 to 24" in text
     assert (tmp_path / "large_run.png").read_bytes().startswith(b"\x89PNG")
     law = sweep_law(rows, study)

@@ -13,6 +13,7 @@ import pytest
 
 import depthmup as dm
 from depthmup import fit, tune_target
+from depthmup.report import large_run
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials import group
@@ -68,7 +69,7 @@ def largest(law, candidates, target, *, budget=math.inf, tolerance=0.0):
             rows.append(i)
             spent.append(spent[-1] + costs[i])
     left = worst * 0.99 ** np.arange(len(rows) + 1)
-    return type("Design", (), {"rows": tuple(rows), "spent": np.array(spent), "cost": left, "worst_cost": left})
+    return fit.Design(tuple(rows), np.array(spent), left, left)
 
 
 def seconds_of(size):
@@ -82,9 +83,9 @@ def best(size):
 class Planted:
     """An engine without trainings: rows of a planted law, on a clock of its own. calls: sizes in their order."""
 
-    def __init__(self, monkeypatch, fails=lambda calls: None, chosen=largest):
+    def __init__(self, monkeypatch, fails=lambda calls: None, design=largest):
         self.now, self.calls, self._fails = 0.0, [], fails
-        monkeypatch.setattr(fit, "design", chosen, raising=False)
+        monkeypatch.setattr(fit, "design", design)
         monkeypatch.setattr(tune_target, "clock", lambda: self.now)
         monkeypatch.setattr(tune_target, "train", self.train)
         monkeypatch.setattr(Seconds, "measure", self.measure)
@@ -97,11 +98,11 @@ class Planted:
         shape = f"width {point.width} depth {point.depth} batch size {point.batch_size}"
         seconds.measured[shape] = Timing(1.0, 1.0, 0.0)
 
-    def train(self, study, workdir, *, wanted, **options):
+    def train(self, study, workdir, *, chosen, **options):
         with contextlib.closing(Store(workdir, study.identity, ())) as store:
-            for trial in wanted:
+            for trial in chosen:
                 size = Size(trial.point.width, trial.point.depth, trial.point.batch_size, trial.point.steps)
-                if trial is wanted[0]:
+                if trial is chosen[0]:
                     self.calls.append(size)
                     self._fails(self.calls)
                 self.now += seconds_of(size)
@@ -136,7 +137,7 @@ def rows(workdir):
 
 
 def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatch, tmp_path, capsys):
-    Planted(monkeypatch, chosen=getattr(fit, "design", largest))
+    Planted(monkeypatch, design=fit.design)
     result = tune(m, tmp_path, budget="2min", tolerance=1e-4, progress=True)
     truth = best(Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET}))
     assert abs(math.log2(result.prediction.learning_rate) - truth) < 0.75
@@ -145,9 +146,11 @@ def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatc
     lines = str(result).splitlines()
     assert lines[:4] == str(result.prediction).splitlines()
     assert lines[4].startswith("spent ")
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("start: no law yet; next 5 trainings (5 at width 8 depth 1 batch size 16 steps 20)")
-    assert "(97.5%); next " in said[2]
+    shown = large_run.block(result.rows, result.study, result.curves)  # in the report
+    assert shown.prediction == result.prediction
+    stages = capsys.readouterr().out.splitlines()
+    assert stages[0].startswith("start: no law yet; next 5 trainings (5 at width 8 depth 1 batch size 16 steps 20)")
+    assert "(97.5%); next " in stages[2]
     entries = log(tmp_path)
     trained = [entry for entry in entries if entry["trials"]]
     for entry in trained[3:]:  # a stage takes at most as long as all before it
@@ -252,7 +255,7 @@ def test_a_model_that_diverges_at_every_rate(m, monkeypatch, tmp_path):
 
 def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     """Trained by the engine; a sweep in the workdir has nothing left to train, and its rows count for a tune."""
-    monkeypatch.setattr(fit, "design", largest, raising=False)
+    monkeypatch.setattr(fit, "design", largest)
     monkeypatch.setattr(tune_target.page, "write", lambda *arguments: None)
     result = tune(m, tmp_path, target={"width": 64}, tolerance=10.0)
     assert set(result.rows["width"]) == {8, 16}
@@ -266,3 +269,20 @@ def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     again = tune(m, tmp_path, target={"width": 128}, tolerance=10.0)
     assert again.rows.equals(result.rows)
     assert set((tmp_path / "groups").iterdir()) == files
+
+
+def test_rates_under_a_batch_rule(monkeypatch, tmp_path):
+    """The law is of the rates that the steps take, the trainings have those at the base."""
+    rule = {"batch_rule": "completed_p", "base_batch": 16, "base_steps": STEPS}
+    m = dm.setup("depth_mup", net, batches(0)[0], width=WIDTH, depth=DEPTH, base=(WIDTH, DEPTH), call=call, **rule)
+    octaves = []
+
+    def near_the_law(law, candidates, target, **options):
+        best_rates = law.rates({axis: candidates[axis] for axis in law.axes}).value
+        octaves.extend(np.log2(candidates["learning_rate"] / best_rates))
+        return largest(law, candidates, target, **options)
+
+    Planted(monkeypatch, design=near_the_law)
+    tune(m, tmp_path, target={"steps": 800}, budget=60, tolerance=1e-4)
+    assert np.abs(octaves).max() < tune_target.NEAR + 0.2  # `rates` has random numbers
+    assert np.ptp(octaves) > tune_target.NEAR

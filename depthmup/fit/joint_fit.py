@@ -375,7 +375,7 @@ class JointFit:
         """
         from scipy.linalg import solve_triangular
 
-        names, parts, open_ones = list(dict.fromkeys((*self.links, *self.rough))), [], []
+        names, parts, rests = list(dict.fromkeys((*self.links, *self.rough))), [], []
         for link in names:
             by_posterior, by_rest = np.zeros((self.size, len(sizes))), np.zeros((len(sizes), 0))
             if link in self.links:
@@ -386,10 +386,10 @@ class JointFit:
                 total = self._covariance(link, [kernel.between(sizes, sizes) for kernel in self.kernels])
                 by_rest, _ = pivoted(total - known.T @ known, (self.noise if link == "level" else RESOLVED) ** 2 / 16)
             parts.append(solve_triangular(self.root, by_posterior, lower=True).T)
-            open_ones.append(by_rest)
-        ends = np.cumsum([self.size, *(rest.shape[1] for rest in open_ones)])
+            rests.append(by_rest)
+        ends = np.cumsum([self.size, *(rest.shape[1] for rest in rests)])
         result = np.zeros((len(sizes), len(names), ends[-1]))
-        for number, (part, rest) in enumerate(zip(parts, open_ones, strict=True)):
+        for number, (part, rest) in enumerate(zip(parts, rests, strict=True)):
             result[:, number, : self.size] = part
             result[:, number, ends[number] : ends[number + 1]] = rest
         return names, result

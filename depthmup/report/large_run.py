@@ -52,10 +52,10 @@ class SweepLaw:
         """What the sweep's batch rule multiplies a rate at the base by; 1 without a rule."""
         return 1.0 if self.run is None else _factor(self.run, self.names[0], batch, steps)
 
-    def large_run(self) -> LargeRun:
-        """What the report shows: the run with the largest of each size."""
-        target = {axis: max(self.columns[axis]) for axis in self.law.axes}
-        return LargeRun(self.law, self.columns, self.measure, target)
+    def large_run(self, target: Mapping[str, int] | None = None) -> LargeRun:
+        """What the report shows: this run, by default the one with the largest of each size."""
+        sizes = {axis: target[axis] if target else max(self.columns[axis]) for axis in self.law.axes}
+        return LargeRun(self.law, self.columns, self.measure, sizes)
 
 
 def sweep_law(
@@ -106,15 +106,16 @@ def chosen(
 
 
 def block(rows: pandas.DataFrame, study: Study, curves: Sequence[TransferCurve]) -> LargeRun | str | None:
-    """The report's: a law, or why the rows allow none; None where fewer than two sizes have a best value."""
-    if not curves:
+    """The report's: a law, or why the rows allow none; None where nothing is asked for, and fewer than two sizes have a
+    best value."""
+    if rows.empty or not (curves or study.target):
         return None
     names, _ = chosen(rows, study, None, None, None)
     of_names = [c for c in curves if c.of_rate and (c.optimizer, c.parameterization, c.variant) == names]
-    if not any(sum(rate is not None for rate in c.result.optimal_lr) > 1 for c in of_names):
+    if not study.target and not any(sum(rate is not None for rate in c.result.optimal_lr) > 1 for c in of_names):
         return None
     try:
-        return sweep_law(rows, study, *names).large_run()
+        return sweep_law(rows, study, *names).large_run(study.target)
     except ValueError as error:
         return str(error)
 

@@ -226,7 +226,7 @@ def rule_table(curves: Sequence[TransferCurve]) -> str:
 def best_table(rows: pandas.DataFrame, study: Study) -> str:
     """The best learning rate of every optimizer, parameterization and variant at every shape, as text."""
     measure, cells = study.sweep.judge_by, []
-    columns = [column(key) for key in size_keys(study)] or ["width", "depth"]  # none where the base alone is there
+    columns = [column(key) for key in size_keys(study)] or ["width", "depth"]  # the base alone is on no axis
     for names, trials in variants(rows, study):
         for shape, of_shape in trials.groupby(columns, sort=False):
             rate, value = best(of_shape, measure)

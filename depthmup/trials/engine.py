@@ -41,7 +41,7 @@ def train(
     yes: bool = False,
     progress: bool = True,
     watch: Callable[[Mapping[str, Row], Progress], None] | None = None,
-    wanted: Sequence[Trial] | None = None,
+    chosen: Sequence[Trial] | None = None,
     runner: Runner | None = None,
 ) -> list[Row]:
     """Train every trial of the sweep that `workdir` does not hold yet, and return the rows of the plan, in its order.
@@ -57,7 +57,7 @@ def train(
       yes: allow a plan of more than sweep.max_trials trials.
       progress: whether to show the progress.
       watch: called with the rows so far, {key: row}, and the progress whenever there is news, many times a minute.
-      wanted: trials at points of the study, which are trained in the place of its plan; []: it only checks the workdir.
+      chosen: trials at points of the study, which are trained in the place of its plan; []: it only checks the workdir.
         With sweep.at_once their groups have that size, however few they are, so that a later call has the same program.
       runner: keeps the last compiled program from one call to the next.
 
@@ -65,10 +65,8 @@ def train(
     stop.
     """
     study, workdir = ConfigStudy.of(sweep), Path(workdir)
-    options, plan = study.sweep, checked(study, shard, yes) if wanted is None else _checked_points(wanted)
-    sizes = _sizes(study, plan)
-    if wanted is not None and options.at_once:
-        sizes = functools.partial(_one_size, options.at_once)
+    options, plan = study.sweep, checked(study, shard, yes) if chosen is None else _checked_points(chosen)
+    sizes = _sizes(study, plan, None if chosen is None else options.at_once)
     with contextlib.ExitStack() as stack:
         beyond_keys = study.beyond_keys
         store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | beyond_keys, beyond_keys)))
@@ -264,17 +262,15 @@ class _Training:
             raise Stopped(self.stop.requested, f"{where}: {GOES_ON}".lstrip(": "))
 
 
-def _one_size(size: int, program: Any) -> int:
-    return size
-
-
-def _sizes(study: Study, plan: Sequence[Trial]) -> Callable[[Any], int]:
-    """A function: program -> the number of its trials in a group.
+def _sizes(study: Study, plan: Sequence[Trial], every: int | None = None) -> Callable[[Any], int]:
+    """A function: program -> the number of its trials in a group. every: that of every program, if it is given.
 
     The groups of a program have equal sizes, and no group is larger than `at_once` allows. Raises SettingsError if the
     devices of this process do not split into equal sets.
     """
     check_sets(len(jax.local_devices()), study.parallel.devices_per_trial)
+    if every:
+        return lambda program: every
     trials_of = by_program(plan)
 
     @functools.cache

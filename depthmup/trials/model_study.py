@@ -285,6 +285,7 @@ class ModelStudy(Study):
     fixed: Fixed = "examples"
     runs: Sequence[Size] = ()
     lattice: Sequence[Size] = ()
+    target: Mapping[str, int] | None = None
 
     trainable = False  # no rule of calibration is known of a model of one's own
 

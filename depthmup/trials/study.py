@@ -136,7 +136,8 @@ class Study(abc.ABC):
     """A sweep: its grid, how it is run, and how it is judged.
 
     sweep: names and numbers of the grid, seeds, the measure to judge by. parallel, checkpoint: how trials are run.
-    width, depth: the shape at which the other axis is swept. seed: the first seed. axes: further axes.
+    width, depth: the shape at which the other axis is swept. seed: the first seed. axes: further axes. target: {size:
+    its value} of the large run that is asked about; None: that with the largest of all sizes.
     """
 
     sweep: SweepSettings
@@ -146,6 +147,7 @@ class Study(abc.ABC):
     depth: int
     seed: int
     axes: Sequence[Axis]
+    target: Mapping[str, int] | None = None
     trainable: bool = True  # False where rows alone are judged, and nothing is known of the model
 
     @property
