@@ -1,4 +1,4 @@
-"""The command that main.py and the installed `depthmup` share: flags, one config, one of eight verbs.
+"""The command that main.py and the installed `depthmup` share: flags, one config, one of nine verbs.
 
 A wrong verb, flag or workdir is an error before JAX is imported.
 """

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from depthmup import fit, usage
 from depthmup.files import write_atomically
 from depthmup.fit.law_rows import AXES, CONDITIONS, is_accuracy, read
-from depthmup.names import unknown
+from depthmup.names import percent, unknown
 from depthmup.report.law import LargeRun, page
 
 # What a column is: its name, and the names that other programs give it.
@@ -52,7 +52,7 @@ def run(program: str, words: Sequence[str]) -> int:
     try:
         call = _parsed(words)
         target = _target(call.target)
-        renamed = _pairs("columns", call.columns, ":")
+        renamed = usage.pairs("columns", call.columns, ":")
         columns, names = _columns(call.table, renamed, target)
         measure = "loss" if "loss" in columns else "accuracy"
         large = LargeRun(fit.scaling_law(columns, measure=measure), columns, measure, target)
@@ -82,13 +82,13 @@ def _next(large: LargeRun, call: argparse.Namespace, renamed: Mapping[str, str])
     if not large.target:
         raise ValueError("--candidates needs --target: the sizes of the run that the trainings are to tell of")
     columns, _ = _columns(call.candidates, renamed, large.target, ("learning_rate",))
-    budget = _number("budget", call.budget or "inf")
-    tolerance = _number("tolerance", call.tolerance or "0%", "%") / 100
+    budget = usage.number("budget", call.budget or "inf")
+    tolerance = usage.number("tolerance", call.tolerance or "0%", "%") / 100
     sizes = {axis: size for axis, size in large.target.items() if axis in large.law.axes}
     plan = fit.design(large.law, columns, sizes, budget=budget, tolerance=tolerance)
     shown = [name for name in (*large.law.axes, "learning_rate", "seed", "cost") if name in columns]
     lines = [
-        [*(_cell(columns[name][row]) for name in shown), f"{100 * worst:.2g}%"]
+        [*(_cell(columns[name][row]) for name in shown), percent(worst)]
         for row, worst in zip(plan.rows, plan.worst_cost[1:], strict=True)
     ]
     table = [[*shown, "97.5% cost then"], *lines]
@@ -101,13 +101,6 @@ def _cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _number(flag: str, text: str, unit: str = "") -> float:
-    try:
-        return float(text.removesuffix(unit))
-    except ValueError:
-        raise ValueError(f"--{flag} is {usage.FLAGS[flag].value}, got {text!r}") from None
-
-
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("verb", choices=["law"])
@@ -118,21 +111,10 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _pairs(flag: str, text: str | None, between: str) -> dict[str, str]:
-    """{name: value} of a flag such as --target=width=2048,depth=48."""
-    result = dict[str, str]()
-    for part in filter(None, (text or "").split(",")):
-        name, separator, value = part.partition(between)
-        if not (name and separator and value):
-            raise ValueError(f"--{flag} is {usage.FLAGS[flag].value}, got {part!r}")
-        result[name.strip()] = value.strip()
-    return result
-
-
 def _target(text: str | None) -> dict[str, Any]:
     """{size or condition: its value} of --target."""
     result = dict[str, Any]()
-    for name, value in _pairs("target", text, "=").items():
+    for name, value in usage.pairs("target", text, "=").items():
         known = _usual(name)
         if known not in (*AXES, *CONDITIONS):
             raise unknown("size of --target", name, (*AXES, *CONDITIONS))

@@ -143,6 +143,11 @@ def check_32_bits(what: str, number: float) -> None:
         raise ValueError(f"{what} = {short(number)} does not fit into 32 bits, with which devices compute")
 
 
+def percent(share: float) -> str:
+    """Such as 0.27%, 12% or 120%."""
+    return f"{100 * share:.2g}%" if share < 1 else f"{100 * share:.0f}%"
+
+
 def plain(text: str) -> str:
     """The text as matplotlib draws it letter for letter: between two dollar signs it reads a formula."""
     return text.replace("$", r"\$")

@@ -40,8 +40,8 @@ from depthmup.settings import (
 from depthmup.train.model_task import Loss
 from depthmup.trials.engine import cost
 from depthmup.trials.identity import settings
-from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Size, Training
-from depthmup.trials.study import Axis
+from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Training
+from depthmup.trials.study import Axis, Size
 
 # log2 of the lowest and the highest learning rate of a grid that nobody gave.
 GRIDS: dict[str, tuple[float, float]] = {

@@ -39,6 +39,13 @@ VERBS = {
         "trials and the report go there",
         "sweep --config=transfer --workdir=runs/digits_transfer",
     ),
+    "tune": Verb(
+        "train the small networks that tell most of a large run; say its learning rate and what that may cost",
+        "The base is the config's network, its learning rate the first guess. Ctrl-C ends it with the answer as it "
+        "stands; the same command goes on, also with more budget. The end is the command of the large run.",
+        "trials, choices and the report go there",
+        "tune --config=text_gpt --target=width=256,depth=16,epochs=0.5 --budget=10min --workdir=runs/tune",
+    ),
     "check": Verb(
         "check that features move alike at all widths and depths (coordinate check)",
         "It checks the config's model with each optimizer of check.optimizers. The exit status is 0 for ok, 1 for not "
@@ -88,7 +95,7 @@ VERBS = {
         "TABLE.csv",
     ),
 }
-WRITE = ("train", "sweep", "check", "compare")  # verbs that write into the workdir
+WRITE = ("train", "sweep", "tune", "check", "compare")  # verbs that write into the workdir
 
 
 class Flag(NamedTuple):
@@ -126,11 +133,11 @@ FLAGS = {
     "batch_rule": Flag(("grow",), "string", "NAME", "how hyperparameters follow both (docs/batch.md)"),
     "topology": Flag(("plan",), "string", "SLICE", "a TPU slice, such as v5e:4x4; without it, this machine"),
     "sweep": Flag(("plan",), "bool", "", "of the sweep instead of one training"),
-    "target": Flag(("law",), "string", "SIZE=N,...", "sizes of the large run, and perhaps its optimizer or the like"),
+    "target": Flag(("tune", "law"), "string", "SIZE=N,...", "of the large run; of a law perhaps its optimizer too"),
     "columns": Flag(("law",), "string", "COLUMN:NAME,...", "what columns are that have unusual names"),
     "candidates": Flag(("law",), "string", "CSV", "trainings that could be made, with a column cost: which come next?"),
-    "budget": Flag(("law",), "string", "N", "what they may cost together, in the unit of that column"),
-    "tolerance": Flag(("law",), "string", "PERCENT", "stop where the rate costs at most this (97.5%), such as 1%"),
+    "budget": Flag(("tune", "law"), "string", "N", "of a tune such as 30min; of candidates in the unit of their cost"),
+    "tolerance": Flag(("tune", "law"), "string", "PERCENT", "stop where the rate costs at most this (97.5%), as 1%"),
     "report": Flag(("law",), "string", "FILE", "write the picture and the text there, as HTML"),
 }
 PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others of its run
@@ -150,6 +157,24 @@ def changed(command: str, before: str, verb: str, drops: Callable[[str], bool], 
         elif not equals and (name not in FLAGS or FLAGS[name].kind != "bool"):
             next(words, None)  # --flag value
     return shlex.join([*kept, *flags])
+
+
+def pairs(flag: str, text: str | None, between: str) -> dict[str, str]:
+    """{name: value} of a flag such as --target=width=2048,depth=48."""
+    result = dict[str, str]()
+    for part in filter(None, (text or "").split(",")):
+        name, separator, value = part.partition(between)
+        if not (name and separator and value):
+            raise ValueError(f"--{flag} is {FLAGS[flag].value}, got {part!r}")
+        result[name.strip()] = value.strip()
+    return result
+
+
+def number(flag: str, text: str, unit: str = "") -> float:
+    try:
+        return float(text.removesuffix(unit))
+    except ValueError:
+        raise ValueError(f"--{flag} is {FLAGS[flag].value}, got {text!r}") from None
 
 
 def asks_for_help(words: Sequence[str]) -> bool:

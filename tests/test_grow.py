@@ -49,7 +49,7 @@ def test_a_prediction_that_is_sure_enough_is_taken(tmp_path):
     assert math.log2(rate) == pytest.approx(-1 - 1.5 * math.log2(30 / 3), abs=0.3)
     printed = float(re.search(r"predicts learning rate (\S+) \[", grown.notes[1])[1])
     assert printed == pytest.approx(rate, rel=0.01)
-    assert "% on average and at most " in grown.notes[1]
+    assert "% on average, at most " in grown.notes[1]
     low, high = grown.expected
     assert grown.notes[1].endswith(f" [{low:.4g}, {high:.4g}]")
     assert "; 0.493 would be copied; expected loss 0.1" in grown.notes[1]

@@ -12,18 +12,21 @@ import numpy as np
 import pytest
 
 import depthmup as dm
-from depthmup import fit, tune_target
+from depthmup import fit, target_search, verbs
 from depthmup.report import large_run
+from depthmup.settings import column
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials import group
 from depthmup.trials.choices import CHOICES
 from depthmup.trials.engine import train
 from depthmup.trials.group import OutOfMemory
-from depthmup.trials.model_study import Size
+from depthmup.trials.plan import combinations, trials
 from depthmup.trials.seconds import Seconds, Timing
 from depthmup.trials.store import Finished, Store, load
+from depthmup.trials.study import Size, Trial
 from depthmup.tuning import study_of
+from tests import tiny
 
 WIDTH, DEPTH, INPUTS, CLASSES, STEPS = 8, 1, 6, 4, 20
 TARGET = {"width": 64, "steps": 200}
@@ -86,11 +89,11 @@ class Planted:
     def __init__(self, monkeypatch, fails=lambda calls: None, design=largest):
         self.now, self.calls, self._fails = 0.0, [], fails
         monkeypatch.setattr(fit, "design", design)
-        monkeypatch.setattr(tune_target, "clock", lambda: self.now)
-        monkeypatch.setattr(tune_target, "train", self.train)
+        monkeypatch.setattr(target_search, "clock", lambda: self.now)
+        monkeypatch.setattr(target_search, "train", self.train)
         monkeypatch.setattr(Seconds, "measure", self.measure)
         monkeypatch.setattr(Seconds, "training", lambda seconds, size: seconds_of(size))
-        monkeypatch.setattr(tune_target.page, "write", lambda *arguments: None)
+        monkeypatch.setattr(target_search.page, "write", lambda *arguments: None)
 
     @staticmethod
     def measure(seconds, trials):
@@ -101,7 +104,7 @@ class Planted:
     def train(self, study, workdir, *, chosen, **options):
         with contextlib.closing(Store(workdir, study.identity, ())) as store:
             for trial in chosen:
-                size = Size(trial.point.width, trial.point.depth, trial.point.batch_size, trial.point.steps)
+                size = trial.point.size
                 if trial is chosen[0]:
                     self.calls.append(size)
                     self._fails(self.calls)
@@ -110,15 +113,9 @@ class Planted:
                 off = math.log2(trial.learning_rate) - best(size)
                 diverged = off > 4
                 value = math.exp(0.02 * off**2 - 0.1 * math.log2(size.width * size.steps) + noise)
-                row = {
-                    "key": trial.key,
-                    **trial.leaves,
-                    "last_loss": math.nan if diverged else value,
-                    "diverged": diverged,
-                }
-                row = {key.rpartition(".")[2] if key.startswith("model") else key: value for key, value in row.items()}
-                row |= {"optimizer": row.pop("optimizer.name"), "parameterization": row.pop("parameterization.name")}
-                row |= {"learning_rate": trial.learning_rate, "first_loss": 1.0, "loss": value}
+                row = {column(key): value for key, value in trial.leaves.items()}
+                row |= {"key": trial.key, "last_loss": math.nan if diverged else value, "diverged": diverged}
+                row |= {"learning_rate": trial.learning_rate, "first_loss": 1.0, "loss": value, "steps": size.steps}
                 store.add([Finished(row)])
 
 
@@ -155,7 +152,7 @@ def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatc
     trained = [entry for entry in entries if entry["trials"]]
     for entry in trained[3:]:  # a stage takes at most as long as all before it
         assert entry["seconds"] <= max(entry["spent"], 1.28) + 1e-9
-    assert entries[-1]["spent"] <= 120 * tune_target.LATE
+    assert entries[-1]["spent"] <= 120 * target_search.LATE
 
 
 def stop_at(number, calls):
@@ -256,7 +253,7 @@ def test_a_model_that_diverges_at_every_rate(m, monkeypatch, tmp_path):
 def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     """Trained by the engine; a sweep in the workdir has nothing left to train, and its rows count for a tune."""
     monkeypatch.setattr(fit, "design", largest)
-    monkeypatch.setattr(tune_target.page, "write", lambda *arguments: None)
+    monkeypatch.setattr(target_search.page, "write", lambda *arguments: None)
     result = tune(m, tmp_path, target={"width": 64}, tolerance=10.0)
     assert set(result.rows["width"]) == {8, 16}
     rates = sorted(result.rows.loc[result.rows["width"] == 8, "learning_rate"])
@@ -284,5 +281,63 @@ def test_rates_under_a_batch_rule(monkeypatch, tmp_path):
 
     Planted(monkeypatch, design=near_the_law)
     tune(m, tmp_path, target={"steps": 800}, budget=60, tolerance=1e-4)
-    assert np.abs(octaves).max() < tune_target.NEAR + 0.2  # `rates` has random numbers
-    assert np.ptp(octaves) > tune_target.NEAR
+    assert np.abs(octaves).max() < target_search.NEAR + 0.2  # `rates` has random numbers
+    assert np.ptp(octaves) > target_search.NEAR
+
+
+CONFIG = {
+    "model__width": WIDTH, "model__depth": DEPTH, "optimizer__name": "adamw", "optimizer__learning_rate": 2.0**-6,
+    "sweep__optimizers": ("adamw",), "sweep__parameterizations": ("depth_mup",), "sweep__depths": (),
+    "sweep__log2_learning_rates": {"adamw": (-9.0, -4.0)}, "seed": 3, "epochs": 1.0,
+}  # fmt: skip
+COMMAND = "main.py tune --config=digits --target=width=64,epochs=10 --budget=2min --workdir=DIR"
+
+
+def test_a_config(monkeypatch, tmp_path, capsys):
+    """From the rows of a sweep of it to the command of the large run."""
+    planted, study = Planted(monkeypatch, design=fit.design), tiny.study(**CONFIG)
+    planted.train(study, tmp_path, chosen=trials(study))
+    flags = {"target": "width=64,epochs=10", "budget": "1min", "tolerance": "0.01%"}
+    assert verbs.tune(study.settings, tmp_path, COMMAND, **flags) == 0
+    assert [Size(*size) for size, _, _ in log(tmp_path)[0]["trials"]] == [
+        study.base._replace(steps=2 * study.base.steps)
+    ] * 3
+    assert load(tmp_path)["seed"].min() == 3
+    *_, command = capsys.readouterr().out.splitlines()
+    assert command.startswith("main.py train --config=digits --config.model.width=64 ")
+    shown = dict(flag.split("=", 1) for flag in command.split()[3:])
+    octaves = math.log2(float(shown["--config.optimizer.learning_rate"]))
+    assert abs(octaves - best(study.base._replace(width=64, steps=10 * study.base.steps))) < 0.75
+    low, high = map(float, shown["--expect"].split(","))
+    assert low < high
+    assert shown["--config.epochs"] == "10.0"
+
+
+def test_the_points_of_a_config():
+    """Those of a sweep have the same keys, and each size has its steps."""
+    study = tiny.study(**CONFIG, sweep__epochs=(1.0, 2.0))
+    points = {point.size: Trial(point, 1.0, 0).key for point, _ in combinations(study)}
+    for size, key in points.items():
+        assert Trial(study.point_at(size, "adamw", "depth_mup"), 1.0, 0).key == key
+    for size in (study.base._replace(batch_size=48, steps=77), study.base._replace(width=24, depth=3, steps=1)):
+        assert study.point_at(size, "adamw", "depth_mup").size == size
+    assert study.at_sizes([study.base._replace(steps=2 * study.base.steps)]).sweep.epochs == (1.0, 2.0)
+
+
+CONFIG_WRONG = {
+    "no target": ("", {}, r"tune needs --target=SIZE=N,... of the large run: width, depth, batch_size, epochs"),
+    "no size": ("steps=100", {}, r"unknown size of the target 'steps'"),
+    "no number": ("width=wide", {}, r"--target is SIZE=N,..., got 'wide'"),
+    "below": ("width=4", {}, r"the target's width, 4, is below the base's, 8"),
+    "no shape": ("width=64,depth=1.5", {}, "depth of the target must be a whole number"),
+    "a large batch": ("batch_size=100000", {}, "lower data.batch_size"),
+    "an axis": ("width=64", {"sweep__axes": "parameterization.gamma0 = 1, 2"}, "leave sweep.axes out"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIG_WRONG)
+def test_bad_input_of_the_command_is_one_line(tmp_path, name):
+    target, settings, message = CONFIG_WRONG[name]
+    with pytest.raises(ValueError, match=message) as error:
+        verbs.tune(tiny.settings(**CONFIG | settings), tmp_path, COMMAND, target=target)
+    assert "\n" not in str(error.value)

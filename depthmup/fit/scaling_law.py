@@ -26,7 +26,7 @@ from depthmup.fit.law_rows import (
     read,
 )
 from depthmup.fit.published_rules import PUBLISHED_RULES, PublishedRule, Size
-from depthmup.names import POSITIVE, short, unknown
+from depthmup.names import POSITIVE, percent, short, unknown
 
 QUANTILES = (0.025, 0.975)
 WIDE = 4.0  # octaves: an interval that is wider says hardly anything
@@ -146,6 +146,12 @@ class Prediction(NamedTuple):
     hyperparameter: str = "learning_rate"
     advice: str = ""
 
+    @property
+    def at_worst(self) -> str:
+        """`worst_cost` in words."""
+        fails = self.worst_cost > (1 - ROUNDING) * math.expm1(FAILS)
+        return "it may fail (97.5%)" if fails else f"at most {percent(self.worst_cost)} (97.5%)"
+
     def __str__(self) -> str:
         octaves = math.log2(self.high / self.low)
         name = self.hyperparameter.replace("_", " ")
@@ -154,7 +160,7 @@ class Prediction(NamedTuple):
         return "\n".join(
             (
                 f"{name} {self.learning_rate:.3g} [{self.low:.3g}, {self.high:.3g}], 95%, {octaves:.1f} octaves wide",
-                f"it costs {100 * self.cost:.2g}% of the loss on average, at most {100 * self.worst_cost:.2g}% (97.5%)",
+                f"it costs {percent(self.cost)} of the loss on average, {self.at_worst}",
                 f"loss {self.loss:.4g} [{self.loss_low:.4g}, {self.loss_high:.4g}]",
                 f"outside the rows: {outside or 'no'}; its variance: {shares}"
                 + (f"; {self.advice}" if self.advice else ""),

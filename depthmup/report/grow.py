@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pandas
 
 from depthmup.batch_rules import RULES
+from depthmup.names import percent
 from depthmup.optim import family_of
 from depthmup.report.curves import grouped_by, judge
 from depthmup.report.large_run import sweep_law
@@ -167,7 +168,7 @@ def _predicted(
     octaves = math.log2(p.high / p.low)
     prediction = (
         f"{p.learning_rate / factor:.3g} [{p.low / factor:.3g}, {p.high / factor:.3g}] (95%), which costs "
-        f"{100 * p.cost:.2g}% on average and at most {100 * p.worst_cost:.2g}% (97.5%)"
+        f"{percent(p.cost)} on average, {p.at_worst}"
     )
     if octaves < NARROW:
         grown = put(grown, {LEARNING_RATE: float(f"{p.learning_rate / factor:.4g}")})

@@ -14,6 +14,7 @@ import jinja2
 import pandas
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from depthmup.files import write_atomically
 from depthmup.fit import Drift, Optimum
@@ -21,6 +22,7 @@ from depthmup.fit.verdict import NOTHING, UNDECIDED
 from depthmup.report import drawing, figures, interactive, large_run, panels, words
 from depthmup.report.interactive import json_of
 from depthmup.report.learning_curves import LearningCurves
+from depthmup.report.search import Course
 from depthmup.report.words import NONE, Cells
 from depthmup.settings import column
 from depthmup.trials.plan import size_keys, sizes
@@ -46,6 +48,7 @@ def write(
     workdir: Path,
     command: str,
     unfinished: Unfinished | None = None,
+    course: Course | None = None,
 ) -> Path:
     """Write PNGs, summary.json and the self-contained report.html into `workdir`; the path of the report.
 
@@ -53,6 +56,7 @@ def write(
       command: the command of the sweep, which the report shows; the report's other commands begin with its program.
       unfinished: the state of a sweep that is going on; then the report alone is written, without pictures, and an open
         one loads itself anew.
+      course: of the search that chose the trials, if one did.
     """
     if not unfinished:
         write_atomically(workdir / "summary.json", json.dumps(summary(curves, study), indent=1))
@@ -76,6 +80,7 @@ def write(
         laws=laws(curves),
         rules=rules(curves),
         optima=optima(curves),
+        course=course and {"picture": _written(workdir / "search.png", course.figure()), "table": course.table()},
         large_run=None if unfinished else _large_run(curves, rows, study, workdir),
         best="" if curves or rows.empty else best_table(rows, study),
         unfinished=unfinished,
@@ -87,6 +92,13 @@ def write(
     )
     write_atomically(workdir / "report.html", html)
     return workdir / "report.html"
+
+
+def _written(path: Path, figure: Figure) -> str:
+    """The picture for a page, when it is written to a file."""
+    picture = drawing.png(figure)
+    write_atomically(path, picture)
+    return base64.b64encode(picture).decode()
 
 
 def _large_run(curves: Sequence[TransferCurve], rows: pandas.DataFrame, study: Study, workdir: Path) -> Markup | None:

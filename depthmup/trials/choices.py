@@ -12,11 +12,21 @@ from typing import Any, NamedTuple
 
 from depthmup.files import digest, write_atomically
 from depthmup.train.workdir import WorkdirError, one_at_a_time
-from depthmup.trials.model_study import Size
+from depthmup.trials.study import Size
 
 CHOICES = "choices.jsonl"  # in the workdir, a line for each choice
 OF, SEARCH = "of", "search"  # entries of a line: a hash of what the search is of, and that in words
 Measured = Mapping[str, tuple[float, float, float]]  # {shape: what `Seconds` measured}
+
+
+class Answer(NamedTuple):
+    """What a law says of the large run. Costs are shares of the loss."""
+
+    learning_rate: float
+    low: float
+    high: float
+    cost: float
+    worst_cost: float
 
 
 class Choice(NamedTuple):
@@ -25,6 +35,7 @@ class Choice(NamedTuple):
     trials: (size, learning rate, seed) of each training. seconds: that they are expected to take.
     spent: seconds of all trainings before. measured: what both depend on. left_out: sizes that do not fit into memory.
     dropped: sizes of the choice before that were not trained, since it took longer than expected.
+    answer: of the rows before; None where they allow no law.
     """
 
     trials: tuple[tuple[Size, float, int], ...]
@@ -33,6 +44,7 @@ class Choice(NamedTuple):
     measured: Measured
     left_out: tuple[Size, ...] = ()
     dropped: tuple[Size, ...] = ()
+    answer: Answer | None = None
 
 
 class Choices:
@@ -80,4 +92,5 @@ def _choice(entry: Mapping[str, Any]) -> Choice:
         {shape: (float(a), float(b), float(c)) for shape, (a, b, c) in entry["measured"].items()},
         tuple(Size(*size) for size in entry["left_out"]),
         tuple(Size(*size) for size in entry["dropped"]),
+        Answer(*map(float, entry["answer"])) if entry.get("answer") else None,
     )

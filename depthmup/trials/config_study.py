@@ -37,7 +37,7 @@ from depthmup.train.quantities import measurement, update_profile
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper
 from depthmup.trials import axes
-from depthmup.trials.study import SCHEMA, Axis, Point, Study, of_sizes
+from depthmup.trials.study import SCHEMA, Axis, Point, Size, Study, of_sizes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,6 +65,10 @@ class ConfigPoint(Point):
     @property
     def steps(self) -> int:
         return steps_of(self.settings)
+
+    @property
+    def batch_size(self) -> int:
+        return self.settings.data.batch_size
 
     def at(self, learning_rate: float, seed: int) -> Settings:
         """The settings of one trial."""
@@ -167,6 +171,33 @@ class ConfigStudy(Study):
             "batch_size": {size: {"data.batch_size": size} for size in self.sweep.batch_sizes},
             "epochs": {epochs: {"epochs": epochs} for epochs in self.sweep.epochs},
         }
+
+    @functools.cached_property
+    def base(self) -> Size:
+        return Size(self.width, self.depth, self.settings.data.batch_size, steps_of(self.settings))
+
+    def point_at(self, size: Size, optimizer: str, parameterization: str) -> ConfigPoint:
+        names = {"optimizer.name": optimizer, "parameterization.name": parameterization}
+        sizes = {"model.width": size.width, "model.depth": size.depth, "data.batch_size": size.batch_size}
+        return self.point(names | sizes | {"epochs": self._epochs(size)} | self.unused(optimizer, parameterization))
+
+    def _epochs(self, size: Size) -> float:
+        """That have the steps of a size: of the base's batch size and steps to the last bit those of the settings."""
+        if size[2:] == self.base[2:]:
+            return self.settings.epochs
+        batches = batches_of(put(self.settings, {"data.batch_size": size.batch_size}))
+        return size.steps / batches.steps_per_epoch
+
+    def at_sizes(self, sizes: Sequence[Size]) -> ConfigStudy:
+        """The axis of batch sizes has as many epochs everywhere, not as many steps: so they are on none."""
+        widths, depths, _, steps = (self.along_axis(sizes, place) for place in range(len(Size._fields)))
+        lengths = tuple(self._epochs(self.base._replace(steps=count)) for count in steps)
+        sweep = dataclasses.replace(
+            self.sweep, widths=widths, depths=depths, epochs=lengths if self.sweep.epochs else ()
+        )
+        result = ConfigStudy(dataclasses.replace(self.settings, sweep=sweep), self.classes)
+        result.target = self.target
+        return result
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ConfigStudy:
         settings = dataclasses.replace(self.settings, sweep=of_sizes(self.sweep, sizes))

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ from depthmup.train.quantities import measurement
 from depthmup.train.trainable import Hyper
 from depthmup.trials.identity import HASHES, Hashes, Programs, of_factors, of_loss, of_optimizer, programs
 from depthmup.trials.plan import combinations
-from depthmup.trials.study import SCHEMA, Axis, Point, Study, of_sizes
+from depthmup.trials.study import SCHEMA, Axis, Point, Row, Size, Study, of_sizes
 
 WIDTH, DEPTH, OPTIMIZER, PARAMETERIZATION = "model.width", "model.depth", "optimizer.name", "parameterization.name"
 SIZES = (WIDTH, DEPTH, "batch_size", "steps")
@@ -46,20 +46,6 @@ NAMED = (*SIZES, OPTIMIZER, PARAMETERIZATION, LEARNING_RATE, "seed")  # in `Mode
 Fixed = Literal["examples", "steps"]
 T = TypeVar("T")
 Optimizer = Callable[..., optax.GradientTransformation]  # (setup, **hyperparameters) -> of learning rate 1
-
-
-class Size(NamedTuple):
-    """All sizes of one training."""
-
-    width: int
-    depth: int
-    batch_size: int
-    steps: int
-
-    @property
-    def compute(self) -> int:
-        """What a training costs, but for a factor."""
-        return self.width**2 * self.depth * self.batch_size * self.steps
 
 
 class SetupLike(Protocol):
@@ -343,10 +329,28 @@ class ModelStudy(Study):
         return self._point({WIDTH: self.width, DEPTH: self.depth}, optimizer, parameterization)
 
     def point_at(self, size: Size, optimizer: str, parameterization: str) -> ModelPoint:
-        """A point of another size, with the first value of every further axis. It has a batch size and steps of its own
-        only in a study where one of them is swept."""
+        """It has a batch size and steps of its own only in a study where one of them is swept."""
         keys = SIZES if self.of_run[0] else (WIDTH, DEPTH)
         return self._point(dict(zip(keys, size, strict=False)), optimizer, parameterization)
+
+    def point_of(self, row: Row, optimizer: str, parameterization: str) -> ModelPoint | None:
+        """Rows of studies where neither batch size nor steps were swept have the base's."""
+        batch = row.get("batch_size")
+        if batch is not None and batch == batch:
+            size = Size(*(int(row[name]) for name in Size._fields))
+            return dataclasses.replace(self, durations=(self.base.steps,)).point_at(size, optimizer, parameterization)
+        if row["steps"] != self.base.steps:
+            return None
+        size = self.base._replace(width=int(row["width"]), depth=int(row["depth"]))
+        return dataclasses.replace(self, durations=()).point_at(size, optimizer, parameterization)
+
+    def at_sizes(self, sizes: Sequence[Size]) -> ModelStudy:
+        widths, depths, batches, steps = (self.along_axis(sizes, place) for place in range(len(Size._fields)))
+        sweep = dataclasses.replace(
+            self.sweep, widths=widths, depths=depths, batch_sizes=batches if len(batches) > 1 else ()
+        )
+        off = tuple(size for size in sizes if sum(a != b for a, b in zip(size, self.base, strict=True)) > 1)
+        return dataclasses.replace(self, sweep=sweep, durations=steps if self.durations else (), lattice=off)
 
     def _point(self, at: Mapping[str, int], optimizer: str, parameterization: str) -> ModelPoint:
         first = {axis.key: axis.values[0] for axis in self.axes if axis.key != LEARNING_RATE}
@@ -363,7 +367,7 @@ class ModelStudy(Study):
         if not (self.sweep.batch_sizes or self.durations or self.runs):
             return {}, {}
         batch, steps = self.about["batch_size"], self.about["steps"]
-        by_compute = {self._compute(size): size for size in (self._base, *self.runs)} if self.runs else {}
+        by_compute = {self._compute(size): size for size in (self.base, *self.runs)} if self.runs else {}
         by_batch = {b: steps if self.fixed == "steps" else round(steps * batch / b) for b in self.sweep.batch_sizes}
         return {"batch_size": batch, "steps": steps}, {
             "batch_size": {b: {"batch_size": b, "steps": s} for b, s in by_batch.items()},
@@ -372,12 +376,12 @@ class ModelStudy(Study):
         }
 
     @property
-    def _base(self) -> Size:
+    def base(self) -> Size:
         return Size(self.width, self.depth, self.about["batch_size"], self.about["steps"])
 
     def _compute(self, size: Size) -> float:
         """The compute of a run, in units of the base's."""
-        return size.compute / self._base.compute
+        return size.compute / self.base.compute
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
         if self.training and self.training.optimizers[optimizer] is not None:

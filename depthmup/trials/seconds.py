@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,9 +12,8 @@ import numpy as np
 from depthmup.backend import out_of_memory
 from depthmup.trials.estimate import Estimator, at_once
 from depthmup.trials.group import OutOfMemory, Runner
-from depthmup.trials.model_study import ModelStudy, Size
 from depthmup.trials.plan import Group
-from depthmup.trials.study import Trial
+from depthmup.trials.study import Size, Study, Trial
 
 
 class Timing(NamedTuple):
@@ -35,7 +34,7 @@ class Seconds:
     measured: {shape: its timing}. runner: has the program that was timed last.
     """
 
-    def __init__(self, study: ModelStudy, sizes: Sequence[Size]) -> None:
+    def __init__(self, study: Study, sizes: Sequence[Size]) -> None:
         self.measured, self.runner = dict[str, Timing](), Runner()
         self._study, self._estimator = study, Estimator()
         self._widths, self._depths = (sorted({size[i] for size in sizes})[:2] for i in (0, 1))
@@ -62,7 +61,7 @@ class Seconds:
 
     def measure(self, trials: Sequence[Trial]) -> None:
         """Compile and time the program of these trials of one shape, unless that is done. Raises OutOfMemory."""
-        shape = _shape(_size(trials[0]))
+        shape = _shape(trials[0].point.size)
         if shape not in self.measured:
             group, estimator = self._group(trials), Estimator()
             try:
@@ -103,11 +102,6 @@ class Seconds:
         if not size:
             size = -(-count // -(-count // at_once(self._study, trials[0]))) if count > 1 else 1
         return Group(tuple(trials[:size]), size, self._study)
-
-
-def _size(trial: Trial) -> Size:
-    point: Any = trial.point
-    return Size(point.width, point.depth, point.batch_size, point.steps)
 
 
 def _shape(size: Size) -> str:

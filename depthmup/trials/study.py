@@ -24,6 +24,27 @@ SCHEMA = 4  # version of the results: raise it when the same settings give other
 Row = dict[str, Any]
 
 
+class Size(NamedTuple):
+    """All sizes of one training."""
+
+    width: int
+    depth: int
+    batch_size: int
+    steps: int
+
+    @property
+    def compute(self) -> int:
+        """What a training costs, but for a factor."""
+        return self.width**2 * self.depth * self.batch_size * self.steps
+
+    def alike(self, other: Size, place: int) -> bool:
+        """Whether both differ in this field at most."""
+        return self._replace(**{self._fields[place]: other[place]}) == other
+
+    def __str__(self) -> str:
+        return f"width {self.width} depth {self.depth} batch size {self.batch_size} steps {self.steps}"
+
+
 class Axis(NamedTuple):
     """A further axis of a sweep. key: the config key; traced: whether the compiled program takes its values."""
 
@@ -47,6 +68,14 @@ class Point(abc.ABC):
     @property
     def depth(self) -> int:
         return int(self.leaves["model.depth"])
+
+    @property
+    @abc.abstractmethod
+    def batch_size(self) -> int: ...
+
+    @property
+    def size(self) -> Size:
+        return Size(self.width, self.depth, self.batch_size, self.steps)
 
     @property
     def cost(self) -> float:
@@ -165,6 +194,28 @@ class Study(abc.ABC):
     @abc.abstractmethod
     def point(self, values: Mapping[str, Any]) -> Point:
         """The point with these values of swept keys. Raises ValueError if they do not go together."""
+
+    @property
+    def base(self) -> Size:
+        """The sizes that the other axes are swept at."""
+        raise NotImplementedError(f"{self} cannot be tuned")
+
+    def point_at(self, size: Size, optimizer: str, parameterization: str) -> Point:
+        """The point of another size, with the first value of every further axis."""
+        raise NotImplementedError(f"{self} cannot be tuned")
+
+    def point_of(self, row: Row, optimizer: str, parameterization: str) -> Point | None:
+        """The point of the sizes that a row has, whatever else it is of. None where this study has none like it."""
+        return self.point_at(Size(*(int(row[name]) for name in Size._fields)), optimizer, parameterization)
+
+    def at_sizes(self, sizes: Sequence[Size]) -> Study:
+        """The same study at the base and at these sizes: those that differ from the base in one are on its axis, the
+        others on none."""
+        raise NotImplementedError(f"{self} cannot be tuned")
+
+    def along_axis(self, sizes: Sequence[Size], place: int) -> tuple[int, ...]:
+        """The values that one field has where all others are the base's, rising."""
+        return tuple(sorted({self.base[place], *(size[place] for size in sizes if size.alike(self.base, place))}))
 
     def unused(self, optimizer: str, parameterization: str) -> dict[str, Any]:
         """{key that this optimizer or this parameterization does not use: the value that it keeps}."""
