@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -151,12 +152,25 @@ class Tuning:
         self.used: list[Size] = [self.base]  # the sizes of the study, whose programs the workdir knows
         self.left_out: list[Size] = []
         self.warned = False
+        self.law: SweepLaw | None = None
+        self.prediction: Prediction | None = None
         self.slower, self.overhead = 1.0, 0.0  # what corrects seconds: a factor, and seconds of each training
 
     def run(self) -> SweepResult:
-        """Trains until the cost is below the tolerance, the budget is used, or nothing would help."""
+        """Trains until the cost is below the tolerance, the budget is used, or nothing would help. Ctrl-C ends it too,
+        with the answer as it stands; it raises Stopped where there is none, and for SIGTERM."""
         train(self.study, self.workdir, chosen=[], progress=False)  # is it the workdir of this model?
         self.choices = Choices(self.workdir, self._search())
+        try:
+            self._begin()
+            return self._result(self._stages())
+        except Stopped as stopped:
+            self._look()
+            if stopped.signal != signal.SIGINT or self.law is None:
+                raise
+            return self._result(str(stopped), plans=False)
+
+    def _begin(self) -> None:
         self._replay()
         if not self.seconds.measured:
             start = clock()
@@ -168,8 +182,6 @@ class Tuning:
                 f"budget = {self.budget:g} s is below one training of the smallest size, {self.base}, which "
                 f"takes {least:.2g} s with its compilation"
             )
-        why = self._stages()
-        return self._result(why)
 
     def _search(self) -> dict[str, Any]:
         """What the choices depend on besides rows and seconds."""
@@ -199,10 +211,8 @@ class Tuning:
         """Choose and train, stage by stage. Returns why that ended."""
         while True:
             self._stop_if_asked()
-            known = self._known()
-            law, no_law = self._law(known)
-            self.prediction = self._predicted(law) if law else None
-            self.law = law
+            known, no_law = self._look()
+            law = self.law
             if self._reached:
                 return f"the cost is below {percent(self.tolerance)}, as wanted"
             first = self._bracket(known)
@@ -257,17 +267,18 @@ class Tuning:
             return None
         return (point.size, rate, seed) if point and Trial(point, rate, seed).key == row["key"] else None
 
-    def _law(self, known: Known) -> tuple[SweepLaw | None, str]:
-        """(the law of all rows, why there is none)."""
+    def _look(self) -> tuple[Known, str]:
+        """(all rows, why they allow no law): `law` and `prediction` are then those of these rows."""
+        known = self._known()
+        self.law, self.prediction = None, None
         if known.table.empty:
-            return None, "nothing is trained yet"
+            return known, "nothing is trained yet"
         try:
-            return sweep_law(known.table, self.study), ""
+            self.law = sweep_law(known.table, self.study)
         except ValueError as error:
-            return None, str(error)
-
-    def _predicted(self, law: SweepLaw) -> Prediction:
-        return law.at(**{axis: self.target[axis] for axis in law.law.axes})
+            return known, str(error)
+        self.prediction = self.law.at(**{axis: self.target[axis] for axis in self.law.law.axes})
+        return known, ""
 
     # What to train next
 
@@ -494,7 +505,8 @@ class Tuning:
             f"{so_far}: {_interval(self.prediction)}; next {_counts(stage.trials)}, {_about(expected)}; {stage.words}"
         )
 
-    def _result(self, why: str) -> SweepResult:
+    def _result(self, why: str, plans: bool = True) -> SweepResult:
+        """why: the search ended. plans: whether to say what more would bring."""
         known = self._known()
         study = self.study.at_sizes(sorted({*self.used, *(size for size in known.scores if size in self.lattice)}))
         on_axes = [size for size, of_size in known.scores.items() if len(of_size) >= POINTS]
@@ -506,7 +518,7 @@ class Tuning:
             else "nothing was trained: the rows were there"
         )
         lines = [note, why]
-        if not self._reached and self.law:
+        if plans and not self._reached and self.law:
             lines.append(self._to_go_on(known, self.law))
         return SweepResult(
             known.table,

@@ -1,5 +1,6 @@
 """`m.tune` with a target: its choices, their log, what it says, and what it refuses."""
 
+import collections
 import contextlib
 import functools
 import json
@@ -84,16 +85,22 @@ def best(size):
 
 
 class Planted:
-    """An engine without trainings: rows of a planted law, on a clock of its own. calls: sizes in their order."""
+    """An engine without trainings: rows of a planted law, on a clock of its own.
+
+    calls: sizes in their order. trained: the size of each training. course: of the page.
+    """
 
     def __init__(self, monkeypatch, fails=lambda calls: None, design=largest):
-        self.now, self.calls, self._fails = 0.0, [], fails
+        self.now, self.calls, self.trained, self._fails = 0.0, [], [], fails
         monkeypatch.setattr(fit, "design", design)
         monkeypatch.setattr(target_search, "clock", lambda: self.now)
         monkeypatch.setattr(target_search, "train", self.train)
         monkeypatch.setattr(Seconds, "measure", self.measure)
         monkeypatch.setattr(Seconds, "training", lambda seconds, size: seconds_of(size))
-        monkeypatch.setattr(target_search.page, "write", lambda *arguments: None)
+        monkeypatch.setattr(target_search.page, "write", self.write)
+
+    def write(self, *arguments, course):
+        self.course = course
 
     @staticmethod
     def measure(seconds, trials):
@@ -109,6 +116,7 @@ class Planted:
                     self.calls.append(size)
                     self._fails(self.calls)
                 self.now += seconds_of(size)
+                self.trained.append(size)
                 noise = 1e-3 * np.random.default_rng(int(trial.key[:8], 16)).standard_normal()
                 off = math.log2(trial.learning_rate) - best(size)
                 diverged = off > 4
@@ -134,7 +142,7 @@ def rows(workdir):
 
 
 def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatch, tmp_path, capsys):
-    Planted(monkeypatch, design=fit.design)
+    planted = Planted(monkeypatch, design=fit.design)
     result = tune(m, tmp_path, budget="2min", tolerance=1e-4, progress=True)
     truth = best(Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET}))
     assert abs(math.log2(result.prediction.learning_rate) - truth) < 0.75
@@ -145,6 +153,11 @@ def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatc
     assert lines[4].startswith("spent ")
     shown = large_run.block(result.rows, result.study, result.curves)  # in the report
     assert shown.prediction == result.prediction
+    course, p = planted.course, result.prediction
+    assert course.answers[-1] == (p.learning_rate, p.low, p.high, p.cost, p.worst_cost)
+    assert list(course.spent) == sorted(set(course.spent))
+    assert course.trained == collections.Counter(planted.trained)
+    assert sum(int(row["trainings"]) for row in course.table()) == len(result.rows)
     stages = capsys.readouterr().out.splitlines()
     assert stages[0].startswith("start: no law yet; next 5 trainings (5 at width 8 depth 1 batch size 16 steps 20)")
     assert "(97.5%); next " in stages[2]
@@ -155,9 +168,9 @@ def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatc
     assert entries[-1]["spent"] <= 120 * target_search.LATE
 
 
-def stop_at(number, calls):
+def stop_at(number, calls, by=signal.SIGTERM):
     if len(calls) == number:
-        raise Stopped(signal.SIGTERM, "here")
+        raise Stopped(by, "here")
 
 
 def test_a_tune_that_was_killed_goes_on_with_the_same_choices(m, monkeypatch, tmp_path):
@@ -177,6 +190,19 @@ def test_a_tune_that_was_killed_goes_on_with_the_same_choices(m, monkeypatch, tm
     assert rows(tmp_path / "killed").equals(rows(tmp_path / "whole"))
     more = tune(m, tmp_path / "killed", **{**options, "budget": 150})
     assert set(more.rows["key"]) > set(result.rows["key"])
+
+
+def test_ctrl_c_ends_it_with_the_answer_as_it_stands(m, monkeypatch, tmp_path):
+    options = {"budget": 110, "tolerance": 1e-4}
+    Planted(monkeypatch, functools.partial(stop_at, 1, by=signal.SIGINT))
+    with pytest.raises(Stopped):  # no answer yet
+        tune(m, tmp_path, **options)
+    Planted(monkeypatch, functools.partial(stop_at, 5, by=signal.SIGINT))
+    result = tune(m, tmp_path, **options)
+    assert result.prediction == large_run.sweep_law(result.rows, result.study).at(width=64, steps=200)
+    assert "stopped by SIGINT here" in str(result)
+    Planted(monkeypatch)
+    assert len(tune(m, tmp_path, **options).rows) > len(result.rows)
 
 
 def test_a_size_that_does_not_fit_is_left_out(m, monkeypatch, tmp_path, capsys):
@@ -253,7 +279,7 @@ def test_a_model_that_diverges_at_every_rate(m, monkeypatch, tmp_path):
 def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     """Trained by the engine; a sweep in the workdir has nothing left to train, and its rows count for a tune."""
     monkeypatch.setattr(fit, "design", largest)
-    monkeypatch.setattr(target_search.page, "write", lambda *arguments: None)
+    monkeypatch.setattr(target_search.page, "write", lambda *arguments, course: None)
     result = tune(m, tmp_path, target={"width": 64}, tolerance=10.0)
     assert set(result.rows["width"]) == {8, 16}
     rates = sorted(result.rows.loc[result.rows["width"] == 8, "learning_rate"])
