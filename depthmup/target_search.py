@@ -30,6 +30,7 @@ from depthmup.report.curves import judge
 from depthmup.report.large_run import SweepLaw, sweep_law
 from depthmup.report.result import SweepResult
 from depthmup.report.search import Course
+from depthmup.report.words import train_target
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.choices import Answer, Choice, Choices
 from depthmup.trials.engine import train
@@ -81,7 +82,7 @@ def search(
         if workdir is None:
             note = "nothing is stored: workdir=DIR keeps the rows, and the same call goes on from there"
             return dataclasses.replace(result, workdir=None, note=f"{result.note}\n{note}")
-        page.write(result.curves, result.rows, result.study, folder, command, course=tuning.course)
+        page.write(result.curves, result.rows, result.study, folder, command, course=tuning.course(command))
         return result
 
 
@@ -226,7 +227,8 @@ class Tuning:
             expected = self._expected(stage.trials)
             self._tell(stage, expected)
             measured = dict(self.seconds.measured)
-            choice = Choice(tuple(stage.trials), expected, self.spent, measured, answer=_answer(self.prediction))
+            answer = _answer(self.prediction) if self.prediction else None
+            choice = Choice(tuple(stage.trials), expected, self.spent, measured, answer=answer)
             self.choices.add(choice)
             self._train(choice)
 
@@ -530,18 +532,16 @@ class Tuning:
             self.prediction,
         )
 
-    @property
-    def course(self) -> Course | None:
-        """The answers before each choice, and the last one. None without an answer."""
-        points = [(choice.spent, choice.answer) for choice in self.choices.made if choice.trials and choice.answer]
-        last = _answer(self.prediction)
-        if last is None:
+    def course(self, command: str) -> Course | None:
+        """The answers before each choice, and the last one. None without an answer. command: of the search."""
+        if self.prediction is None:
             return None
-        spent, answers = zip(*points, (self.spent, last), strict=True)
+        points = [(choice.spent, choice.answer) for choice in self.choices.made if choice.trials and choice.answer]
+        spent, answers = zip(*points, (self.spent, _answer(self.prediction)), strict=True)
         trained = collections.Counter[Size]()
         for (size, _), seeds in self._known().seeds.items():
             trained[size] += len(seeds)
-        return Course(spent, answers, self.tolerance, trained)
+        return Course(spent, answers, self.tolerance, trained, train_target(self.study, self.prediction, command))
 
     def _to_go_on(self, known: Known, law: SweepLaw) -> str:
         candidates = self._candidates(known, law)
@@ -574,8 +574,8 @@ def _again(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [*candidates, *({**c, "seed": c["seed"] + 1} for c in candidates)]
 
 
-def _answer(p: Prediction | None) -> Answer | None:
-    return p and Answer(p.learning_rate, p.low, p.high, p.cost, p.worst_cost)
+def _answer(p: Prediction) -> Answer:
+    return Answer(p.learning_rate, p.low, p.high, p.cost, p.worst_cost)
 
 
 def _interval(p: Prediction | None) -> str:

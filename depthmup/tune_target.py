@@ -97,7 +97,7 @@ def tune_config(
 def _planned_config(settings: Settings, target: Mapping[str, float]) -> tuple[ConfigStudy, list[Size]]:
     if settings.sweep.axes:
         raise SettingsError("a tune chooses learning rates alone: leave sweep.axes out")
-    changes = large_run(settings, target)
+    changes = _changes(settings, target)
     optimizer, middle = settings.optimizer.name, math.log2(settings.optimizer.learning_rate)
     sweep = dataclasses.replace(
         settings.sweep,
@@ -122,7 +122,7 @@ def _planned_config(settings: Settings, target: Mapping[str, float]) -> tuple[Co
     return study, [size for size in lattice if size == study.base or _is_trainable(study, size)]
 
 
-def large_run(settings: Settings, target: Mapping[str, float]) -> dict[str, Any]:
+def _changes(settings: Settings, target: Mapping[str, float]) -> dict[str, Any]:
     """{key: its value} of the sizes of a target that are not the config's. Raises ValueError for what is no size, and
     SettingsError for sizes that the config cannot have."""
     result = dict[str, Any]()

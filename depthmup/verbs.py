@@ -26,12 +26,13 @@ from depthmup.optim import family_of
 from depthmup.plan import plan
 from depthmup.recipe import multiplier
 from depthmup.report.grow import came_out, swept_settings
-from depthmup.settings import LEARNING_RATE, Settings, SettingsError, defaults, flat, from_config, keys, put
+from depthmup.report.words import train_target
+from depthmup.settings import Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
-from depthmup.tune_target import CONFIG_SIZES, TOLERANCE, large_run, tune_config
+from depthmup.tune_target import CONFIG_SIZES, TOLERANCE, tune_config
 from depthmup.usage import FLAGS, changed, number, pairs
 
 EXPECTED = "expected.txt"  # in a workdir
@@ -123,10 +124,7 @@ def tune(
     print(f"report: {workdir / 'report.html'}")
     if result.prediction is None:
         return 1
-    p = result.prediction
-    changes = large_run(settings, sizes) | {LEARNING_RATE: float(f"{p.learning_rate:.4g}")}
-    grown = put(settings, changes)
-    print(_large_command(command, "tune", settings, sweeps.Grown(grown, changes, [], (p.loss_low, p.loss_high))))
+    print(train_target(result.study, result.prediction, command))
     return 0
 
 
@@ -217,23 +215,23 @@ def grow(
     grown = sweeps.grow(base, *shape, workdir, batch_size=batch_size, epochs=epochs, batch_rule=batch_rule)
     for note in grown.notes:
         print(note)
-    print(_large_command(command, "grow", settings, grown))
+    print(_grown_command(command, settings, grown))
     return 0
 
 
-def _large_command(command: str, verb: str, before: Settings, of: sweeps.Grown) -> str:
-    """The command that trains the larger run, from the call of the verb, whose settings are `before`."""
+def _grown_command(command: str, before: Settings, of: sweeps.Grown) -> str:
+    """The command that trains the larger run, from the call of grow, whose settings are `before`."""
     grown, changes = of.settings, dict[str, Any]()
     family = grown.model.name
     if family != before.model.name:  # the sweep's family: its defaults are the config that the flags change
         before, changes["config"] = defaults(family), f"default:{family}"
     values = flat(before)
     changes |= {f"config.{key}": value for key, value in flat(grown).items() if value != values.get(key)}
-    replaced = {"workdir", *changes, *(name for name, flag in FLAGS.items() if verb in flag.verbs)}
+    replaced = {"workdir", *changes, *(name for name, flag in FLAGS.items() if "grow" in flag.verbs)}
     flags = [f"--{flag}={value}" for flag, value in changes.items()]
     if of.expected:
         flags.append("--expect={:.4g},{:.4g}".format(*of.expected))
-    return changed(command, verb, "train", replaced.__contains__, flags)
+    return changed(command, "grow", "train", replaced.__contains__, flags)
 
 
 def calibrate(

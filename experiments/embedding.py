@@ -45,14 +45,25 @@ import optax
 import pandas
 
 import depthmup as dm
+from depthmup import fit
 from depthmup.backend import prepare_cpu
 from depthmup.files import write_atomically
+from depthmup.sweep import judge
+from depthmup.trials.verdicts import TransferCurve
 from experiments import command_line, gpt_linen
+from experiments.figures.figure import best_losses, cells
 from experiments.language import BASE, CHANCE, batches, loss, setup
+from experiments.output import UNDECIDED, Interval, decided, markdown, paired
 from experiments.published import RESULTS, ROOT
 
 RUNS, ROWS = ROOT / "runs" / "embedding", RESULTS / "embedding.parquet"
 COLUMNS = ["optimizer", "parameterization", "weight_decay", "width", "learning_rate", "seed", "loss", "diverged"]
+CASES = {  # parameterization and optimizer
+    "sp": ("sp", "adamw"),
+    "sp, embedding x m": ("sp", "other embedding"),
+    "mup, embedding / m": ("mup", "other embedding"),
+    "mup": ("mup", "adamw"),
+}
 EMBEDDINGS = ("tokens", "positions")
 BATCH, LARGEST, SEEDS = 16, 256, (3, 6)  # three seeds of all first
 SWEEP: dict[str, Any] = {
@@ -97,11 +108,77 @@ def train(seeds: int) -> pandas.DataFrame:
     return rows.assign(loss=rows["last_loss"])[COLUMNS]
 
 
+def curves() -> dict[tuple[str, float], TransferCurve]:
+    """{(case, weight decay): its curve over width}, of the committed rows."""
+    rows = pandas.read_parquet(ROWS)
+    result = {}
+    for case, names in CASES.items():
+        for decay in SWEEP["weight_decay"]:
+            of = (rows[["parameterization", "optimizer", "weight_decay"]] == [*names, decay]).all(axis=1)
+            (result[case, decay],) = judge(rows[of].drop(columns="weight_decay"), chance=CHANCE).curves
+    return result
+
+
+def gains(decay: float) -> dict[str, Interval]:
+    """{case: percent by which its best loss at the largest width is below sp's}, paired by seeds."""
+    best = _log_losses(decay)
+    return {case: _percent(best["sp"] - losses) for case, losses in best.items() if case != "sp"}
+
+
+def against_half(case: str, decay: float) -> Interval:
+    """By how much of a percent a case's best loss at the largest width is above the middle of sp's and mup's."""
+    best = _log_losses(decay)
+    return _percent(best[case] - (best["sp"] + best["mup"]) / 2)
+
+
+def _log_losses(decay: float) -> dict[str, np.ndarray]:
+    """{case: (seeds,), logs of the losses at the best rate of the largest width}"""
+    of_decay = {case: c for (case, of), c in curves().items() if of == decay}
+    return {case: np.log(best_losses(c.result, c.result.values.index(LARGEST))) for case, c in of_decay.items()}
+
+
+def _percent(logs: np.ndarray) -> Interval:
+    return Interval(*(100 * end for end in paired(logs)))
+
+
+def verdict(decay: float) -> str:
+    """On the claim, by the rule of decision."""
+    scaled, unscaled = (against_half(case, decay) for case in ("sp, embedding x m", "mup, embedding / m"))
+    if gains(decay)["mup"].low <= 0:
+        return UNDECIDED
+    return decided(scaled.high < 0 and unscaled.low > 0, scaled.low > 0 or unscaled.high < 0)
+
+
+def table() -> str:
+    """What the rows say, as Markdown."""
+    rows, lines = [], []
+    for (case, decay), c in curves().items():
+        drift, cost, answer = cells(c)
+        law = functools.partial(fit.scaling_law, prior=None)
+        quality = law(_columns(c)).transfer(law(_columns(curves()["mup", decay])))
+        losses = " ".join(f"{best_losses(c.result, i).mean():.3f}" for i in range(len(c.result.values)))
+        gain = "-" if case == "sp" else gains(decay)[case].text("+.2f", "%")
+        numbers = (f"{quality.error.value:.2f}", Interval(*quality.kappa["width"]).text())
+        rows.append((case, f"{decay:g}", losses, gain, drift, ", ".join(filter(None, (answer, cost))), *numbers))
+    for decay in SWEEP["weight_decay"]:
+        halves = ", ".join(
+            f"{case} {against_half(case, decay).text('+.2f', '%')}" for case in CASES if "m" in case[-2:]
+        )
+        lines.append(f"Decay {decay:g}: {verdict(decay)}. Above the middle of sp and mup: {halves}.")
+    columns = ("case", "decay", "best loss at each width", f"gain at {LARGEST}", "drift", "verdict", "error", "kappa")
+    return "\n\n".join((markdown(columns, rows), *lines))
+
+
+def _columns(c: TransferCurve) -> dict[str, list[Any]]:
+    return {name: c.trials[name].tolist() for name in ("width", "learning_rate", "loss", "seed", "diverged")}
+
+
 def main() -> None:
     command_line.parser("experiments.embedding", __doc__).parse_args()
     prepare_cpu()
     for seeds in SEEDS:
-        write_atomically(ROWS, train(seeds).to_parquet(index=False))
+        write_atomically(ROWS, train(seeds).to_parquet(index=False, compression="zstd"))
+    print(table())
 
 
 if __name__ == "__main__":

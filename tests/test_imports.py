@@ -79,7 +79,8 @@ ALLOWED = {
         "tune_target",
         "tuning",
     },
-    "tune_target": {"batch_rules", "data", "fit", "interrupt", "optim", "report", "train", "trials", "tuning"},
+    "tune_target": {"batch_rules", "data", "optim", "report", "settings", "target_search", "train", "trials", "tuning"},
+    "target_search": {"fit", "interrupt", "report", "train", "trials"},
     "tuning": {
         "batch_rules",
         "data",
@@ -148,6 +149,7 @@ ALLOWED = {
         "settings",
         "sweep",
         "train",
+        "tune_target",
         "usage",
     },
     "interrupt": set(),

@@ -293,7 +293,7 @@ def test_check_exit_status(tmp_path, call):
         ),
         (["calibrate", "--average=mean"], "unknown --average 'mean'"),
         (["sweep", "--average=sum"], "--average is for calibrate, not for sweep"),
-        (["swep"], "verb 'swep': give one of train, sweep, check, calibrate, explain, grow"),
+        (["swep"], "verb 'swep': give one of train, sweep, tune, check, calibrate, explain, grow"),
         (["sweep"], "sweep needs --workdir=DIR"),
         (["sweep", "runs/a"], "verb 'sweep runs/a': give one of"),
         (["compare", "configs"], "compare takes 2 to 26 workdirs of sweeps, got 1: compare DIR DIR ..."),

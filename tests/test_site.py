@@ -175,7 +175,7 @@ def test_commands_exist():
 
 
 def test_a_wrong_command_is_found():
-    for wrong in ("tune --config=configs/digits.py", "--config=configs/digit.py", "--config=configs/default.py:bert"):
+    for wrong in ("tuna --config=configs/digits.py", "--config=configs/digit.py", "--config=configs/default.py:bert"):
         (words,) = commands(f"python main.py {wrong}\n")
         assert wrong_command(words), wrong
 

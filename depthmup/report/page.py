@@ -76,7 +76,7 @@ def write(
         "report.html.jinja",
         data,
         blocks=[_block(block, None if unfinished else study, command) for block in words.blocks(curves)],
-        next="" if unfinished or not curves else words.next_steps(curves, study, command),
+        next=_next(curves, study, command, course) if not unfinished else "",
         laws=laws(curves),
         rules=rules(curves),
         optima=optima(curves),
@@ -92,6 +92,12 @@ def write(
     )
     write_atomically(workdir / "report.html", html)
     return workdir / "report.html"
+
+
+def _next(curves: Sequence[TransferCurve], study: Study, command: str, course: Course | None) -> str:
+    if course:
+        return f"Next: train the target\n  {course.next}"
+    return words.next_steps(curves, study, command) if curves else ""
 
 
 def _written(path: Path, figure: Figure) -> str:

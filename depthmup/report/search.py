@@ -21,12 +21,13 @@ from depthmup.trials.study import Size
 
 class Course(NamedTuple):
     """spent: (answers,), seconds before each answer. answers: of the law at that time, the last one at the end.
-    tolerance: of the 97.5% cost. trained: {size: number of trainings}."""
+    tolerance: of the 97.5% cost. trained: {size: number of trainings}. next: what trains the target."""
 
     spent: Sequence[float]
     answers: Sequence[Answer]
     tolerance: float
     trained: Mapping[Size, int]
+    next: str
 
     def figure(self) -> Figure:
         """The learning rate with its interval, and both costs, against the seconds spent."""

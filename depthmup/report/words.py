@@ -7,15 +7,15 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from depthmup.fit import Drift, Transfer, Verdict
+from depthmup.fit import Drift, Prediction, Transfer, Verdict
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED
 from depthmup.report.curves import grouped_by
-from depthmup.settings import value_of
+from depthmup.settings import LEARNING_RATE, flat, value_of
 from depthmup.trials.adaptive import WIDER
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import has_grid
-from depthmup.trials.study import Study
+from depthmup.trials.study import Size, Study
 from depthmup.trials.verdicts import TransferCurve
 from depthmup.usage import FLAGS, changed
 
@@ -233,6 +233,23 @@ def next_steps(curves: Sequence[TransferCurve], study: Study, command: str) -> s
     if not undecided and not transferring(curves):
         lines.append("Next: take another parameterization (docs/guide/choose.md), or tune at each size")
     return "\n".join(lines)
+
+
+def train_target(study: Study, p: Prediction, command: str) -> str:
+    """The command, or the call, that trains the target of a study with what was predicted of it."""
+    assert study.target
+    size, optimizer = Size(**study.target), study.sweep.optimizers[0]
+    if not isinstance(study, ConfigStudy):
+        return f'm.at({size.width}, {size.depth}).optimizer("{optimizer}", {rate(p.learning_rate)})'
+    tuned, target = (
+        flat(study.settings),
+        flat(study.point_at(size, optimizer, study.sweep.parameterizations[0]).settings),
+    )
+    changes = {key: value for key, value in target.items() if value != tuned[key]}
+    flags = {f"config.{key}": value for key, value in changes.items()}
+    flags |= {f"config.{LEARNING_RATE}": f"{p.learning_rate:.4g}", "expect": f"{p.loss_low:.4g},{p.loss_high:.4g}"}
+    replaced = {"workdir", *flags, *(name for name, flag in FLAGS.items() if "tune" in flag.verbs)}
+    return changed(command, "tune", "train", replaced.__contains__, [f"--{flag}={v}" for flag, v in flags.items()])
 
 
 def _grown(curves: Sequence[TransferCurve], study: Study, command: str) -> list[str]:
