@@ -40,7 +40,7 @@ VERBS = {
         "sweep --config=transfer --workdir=runs/digits_transfer",
     ),
     "tune": Verb(
-        "train the small networks that tell most of a large run; say its learning rate and what that may cost",
+        "train what tells most of a large run; say its learning rate, and what that may cost",
         "The base is the config's network, its learning rate the first guess. Ctrl-C ends it with the answer as it "
         "stands; the same command goes on, also with more budget. The end is the command of the large run.",
         "trials, choices and the report go there",

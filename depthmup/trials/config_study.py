@@ -182,11 +182,12 @@ class ConfigStudy(Study):
         return self.point(names | sizes | {"epochs": self._epochs(size)} | self.unused(optimizer, parameterization))
 
     def _epochs(self, size: Size) -> float:
-        """That have the steps of a size: of the base's batch size and steps to the last bit those of the settings."""
+        """The number with fewest digits that has the steps of a size; at the base's batch size and steps its own."""
         if size[2:] == self.base[2:]:
             return self.settings.epochs
-        batches = batches_of(put(self.settings, {"data.batch_size": size.batch_size}))
-        return size.steps / batches.steps_per_epoch
+        per_epoch = batches_of(put(self.settings, {"data.batch_size": size.batch_size})).steps_per_epoch
+        rounded = (float(f"{size.steps / per_epoch:.{digits}g}") for digits in range(1, 18))
+        return next(epochs for epochs in rounded if max(1, round(epochs * per_epoch)) == size.steps)
 
     def at_sizes(self, sizes: Sequence[Size]) -> ConfigStudy:
         """The axis of batch sizes has as many epochs everywhere, not as many steps: so they are on none."""
