@@ -145,7 +145,7 @@ def command(site, cwd, *arguments, without):
 @pytest.mark.parametrize(
     ("verb", "depth", "message"),
     [
-        ("shrink", 2, "verb 'shrink': give one of train, sweep, tune, check, calibrate, explain, grow, plan, compare, law"),
+        ("shrink", 2, "verb 'shrink': give one of train, sweep, tune, check, calibrate, explain, grow, plan"),
         ("train", 0, "model.depth must be at least 1 and less than 1,048,576, got 0"),
     ],
 )
