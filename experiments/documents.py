@@ -132,7 +132,7 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "step_law_costs": lambda _: step_law.table_of_costs(),
     "design_scalebench": lambda _: design.table_scalebench(_numbers("design")),
     "design_planted": lambda _: design.table_planted(_numbers("design")),
-    "tune": lambda _: textwrap.fill(tune.text(_numbers("tune")), 140),
+    "tune": lambda _: tune.table(_numbers("tune")),
     "law_example": lambda _: law.text_of_example(_numbers("law")),
     "law_published": lambda _: law.table_published(_numbers("law")),
     "law_scalebench": lambda _: law.table_scalebench(_numbers("law")),

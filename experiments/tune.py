@@ -1,13 +1,25 @@
 """Is the learning rate that `m.tune(target=)` gives right for the target, and is its cost what was printed?
 
-    python -m experiments.tune    # 20 minutes of two cores; goes on where it stopped, writes docs/results/tune.json
+    python -m experiments.tune            # 20 minutes of two cores a case; goes on where it stopped, writes its rows
+    python -m experiments.tune gpt        # this case
+    python -m experiments.documents       # the table of docs/large-run.md, from docs/results/tune.json
 
-The GPT of gpt_linen.py on bytes of NumPy's docstrings (language.py), depth_mup, AdamW. The base is 32 wide and 2 deep,
-with batches of 16 and 100 steps; the target 128 wide and 8 deep with 400 steps, 256 times the compute. The budget is 5
-minutes. The target is trained at five rates, octaves around the answer, with two seeds each.
+GPTs on bytes of NumPy's docstrings (language.py), AdamW. The base is 32 wide and 2 deep, with batches of 16 and 100
+steps; the budget is 5 minutes. The target has 128 to 256 times the compute, and is trained at five rates, octaves
+around the answer, with two seeds each.
 
-**Prediction.** The 97.5% cost stays above the tolerance of 1% in 5 minutes. The target's best rate lies within an
-octave of the answer.
+- "gpt": gpt_linen.py, depth_mup, to 128 x 8 and 400 steps; the other four were written when this one was known.
+- "completep": gpt_nnx.py, completep, to the same.
+- "width": gpt_linen.py, mup, to 256 x 2 and 400 steps.
+- "sp": gpt_linen.py, sp, to 128 x 8 and 400 steps: no rule, the law must find the drift.
+- "batch": gpt_linen.py, completep, to 64 x 4, batches of 64 and 400 steps.
+
+**Predictions**, written before the first training of each case.
+
+- "gpt": the 97.5% cost stays above the tolerance of 1% in 5 minutes.
+- "gpt": the target's best rate lies within an octave of the answer.
+- "completep", "width", "sp" and "batch": each is confirmed.
+- "completep", "width", "sp" and "batch": the 97.5% cost stays above 1% in 5 minutes in each.
 
 **Rule of decision.** The answer is confirmed if the interval that `m.tune` prints overlaps with that of the target's
 best rate (`fit.optimum`), and the answer costs at most the 97.5% cost by the target's smoothed curve.
@@ -17,8 +29,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,66 +39,80 @@ from depthmup import fit
 from depthmup.backend import prepare_cpu
 from depthmup.files import write_atomically
 from depthmup.fit.curve import checked
-from experiments import command_line, gpt_linen, language
+from depthmup.names import percent
+from depthmup.parameterization import Name
+from depthmup.trials.choices import CHOICES
+from experiments import command_line, gpt_linen, gpt_nnx, language
+from experiments.output import markdown
 from experiments.published import RESULTS, ROOT
 
 RUNS, OUT = ROOT / "runs" / "tune", RESULTS / "tune.json"
 BATCH, STEPS = 16, 100
-TARGET = {"width": 128, "depth": 8, "steps": 400}
 BUDGET, OCTAVES, SEEDS = "5min", range(-2, 3), 2
+COSTS = (0.05, 0.02, 0.01)  # whose seconds the table has
+COLUMNS = (
+    "case", "trainings", "answer", "97.5% cost", "best at the target", "cost there", "confirmed", "seconds to 5, 2, 1%"
+)  # fmt: skip
 
 
-def text(result: Mapping[str, Any]) -> str:
-    """What came out, in words."""
-    octaves, costs = math.log2(result["best"] / result["answer"]), [result["worst_cost"], result["measured_cost"]]
-    answer, best = (
-        f"{value:.2g} [{low:.2g}, {high:.2g}]"
-        for value, low, high in (
-            (result["answer"], result["low"], result["high"]),
-            (result["best"], result["best_low"], result["best_high"]),
-        )
-    )
-    printed, measured = (f"{100 * cost:.1f}%" for cost in costs)
-    return (
-        f"It trained {result['trainings']} times and answered {answer}, which costs at most {printed} (97.5%). The "
-        f"target, trained, had its best rate at {best}, {octaves:+.1f} octaves from the answer, which costs {measured} "
-        "there."
-    )
+class Case(NamedTuple):
+    """A model, its rule, and the sizes of the target; those that are left out are the base's."""
+
+    factory: Callable[..., Any]
+    parameterization: Name
+    target: Mapping[str, int]
 
 
-def main() -> None:
-    command_line.parser("experiments.tune", __doc__).parse_args()
-    prepare_cpu()
-    m = language.setup("depth_mup", gpt_linen.GPT, fan_in_init=True)
+DEEP = {"width": 128, "depth": 8, "steps": 400}
+CASES = {
+    "completep": Case(gpt_nnx.GPT, "completep", DEEP),
+    "batch": Case(gpt_linen.GPT, "completep", {"width": 64, "depth": 4, "batch_size": 64, "steps": 400}),
+    "sp": Case(gpt_linen.GPT, "sp", DEEP),
+    "width": Case(gpt_linen.GPT, "mup", {"width": 256, "steps": 400}),
+    "gpt": Case(gpt_linen.GPT, "depth_mup", DEEP),
+}
+
+
+def run(name: str) -> dict[str, Any]:
+    """Tune a case, and train its target."""
+    case = CASES[name]
+    m = language.setup(case.parameterization, case.factory, fan_in_init=True)
     options: dict[str, Any] = {"batch_size": BATCH, "chance": language.CHANCE}
     answer = m.tune(
-        language.loss, language.batches, steps=STEPS, target=TARGET, budget=BUDGET, workdir=RUNS / "tune", **options
+        language.loss,
+        language.batches,
+        steps=STEPS,
+        target=case.target,
+        budget=BUDGET,
+        workdir=RUNS / name,
+        **options,
     )
     print(answer)
     p = answer.prediction
     if p is None:
         raise SystemExit("no law: the budget is too small")
     middle = round(math.log2(p.learning_rate))
+    base = {"width": language.BASE[0], "depth": language.BASE[1], "batch_size": BATCH, "steps": STEPS}
+    size = {**base, **case.target}
     large = m.sweep(
         language.loss,
         language.batches,
         steps=STEPS,
-        sizes=[(TARGET["width"], TARGET["depth"], BATCH, TARGET["steps"])],
+        sizes=[tuple(size.values())],
         widths=(),
         depths=(),
         learning_rates=[2.0 ** (middle + octave) for octave in OCTAVES],
         per_octave=1,
         seeds=SEEDS,
-        workdir=RUNS / "target",
+        workdir=RUNS / f"{name}_target",
         **options,
     ).rows
-    table = large[large["width"] == TARGET["width"]].pivot_table(
-        index="learning_rate", columns="seed", values="last_loss", dropna=False
-    )
+    of_target = large[(large[[*size]] == [*size.values()]).all(axis=1)]
+    table = of_target.pivot_table(index="learning_rate", columns="seed", values="last_loss", dropna=False)
     rates, losses = table.index.to_numpy(), table.to_numpy(np.float64)
     best, smooth = fit.optimum(rates, losses), checked(rates, losses).smooth()
     cost = math.expm1(float(np.interp(math.log2(p.learning_rate), smooth.fine, smooth.values) - smooth.values.min()))
-    result = {
+    return {
         "answer": p.learning_rate,
         "low": p.low,
         "high": p.high,
@@ -97,9 +124,50 @@ def main() -> None:
         "best_high": best.high,
         "measured_cost": cost,
         "losses": dict(zip(map(str, rates.tolist()), losses.tolist(), strict=True)),
+        "course": course(RUNS / name, p.worst_cost),
     }
-    print(json.dumps(result, indent=1))
-    write_atomically(OUT, json.dumps(result, indent=1) + "\n")
+
+
+def course(workdir: Path, last: float) -> list[list[float]]:
+    """[[seconds spent, the 97.5% cost then], ...] before each choice with an answer, and at the end, where it is
+    `last`."""
+    choices = [json.loads(line) for line in (workdir / CHOICES).read_text().splitlines()]
+    before = [[c["spent"], c["answer"][-1]] for c in choices if c["trials"] and c.get("answer")]
+    return [*before, [choices[-1]["spent"], last]]
+
+
+def confirmed(result: Mapping[str, Any]) -> bool:
+    """By the rule of decision."""
+    overlap = result["low"] <= result["best_high"] and result["best_low"] <= result["high"]
+    return overlap and result["measured_cost"] <= result["worst_cost"]
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each case, as Markdown."""
+    rows = []
+    for name in filter(results.__contains__, CASES):
+        r = results[name]
+        answer, best = (
+            f"{value:.2g} [{low:.2g}, {high:.2g}]"
+            for value, low, high in (
+                (r["answer"], r["low"], r["high"]),
+                (r["best"], r["best_low"], r["best_high"]),
+            )
+        )
+        seconds = [next((f"{at:.0f}" for at, worst in r["course"] if worst <= cost), "-") for cost in COSTS]
+        printed, measured = percent(r["worst_cost"]), percent(r["measured_cost"])
+        verdict = "yes" if confirmed(r) else "no"
+        rows.append((name, str(r["trainings"]), answer, printed, best, measured, verdict, " / ".join(seconds)))
+    return markdown(COLUMNS, rows)
+
+
+def main() -> None:
+    cases = command_line.parser("experiments.tune", __doc__, "case", CASES).parse_args().cases
+    prepare_cpu()
+    for name in cases:
+        results = json.loads(OUT.read_text()) | {name: run(name)}
+        write_atomically(OUT, json.dumps(results, indent=1) + "\n")
+        print(table(results))
 
 
 if __name__ == "__main__":
