@@ -44,6 +44,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
         texts.append(_depth(source, *small))
     if p.kinds and not takes_factors:
         texts += [_unused(source, *small), _bilinear(source, *small), _readouts(source, *small)]
+        texts += _unseen(source, *small)
     if not takes_factors:
         texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
     if source.depth_in_init:
@@ -228,6 +229,29 @@ def _again(source: Source, width: int, depth: int) -> str:
         f"blocks add earlier states of the residual stream to it again{times}. Such copies add up, so that the stream "
         "grows with depth: multiply them by numbers that start at 0, or at a constant divided by depth"
     )
+
+
+def _unseen(source: Source, width: int, depth: int) -> list[str]:
+    """A text for each operation that is not JAX's own, such as a kernel or a callback: of what it makes of parameters,
+    and of what may be an attention."""
+    texts, shapes = [], flatten_shapes(source.model(width, depth).shapes[0])[0]
+    settled = match(source.overrides, shapes).keys()
+    sites = [site for site in source.sites(width, depth) if site.kind == "unseen"]
+    for operation in dict.fromkeys(site.where for site in sites):
+        of_calls = [site.inside for site in sites if site.where == operation]
+        names = sorted(set(map(starred, frozenset[str]().union(*of_calls) - settled)))
+        if names:
+            texts.append(
+                f"what {operation} makes of {', '.join(names)} is not seen, so shapes and names alone say what these "
+                "are: look at explain(), and correct them by overrides={GLOB: ROLE}"
+            )
+        if "attention" in source.p.kinds and not all(of_calls):
+            texts.append(
+                f"what {operation} makes of activations is not seen: if it is an attention whose heads grow with "
+                "width, its logits lack their factor. Let the model take factors, and hand it factors.attention in the "
+                "place of 1/sqrt(head_dim)"
+            )
+    return texts
 
 
 def _layers(p: Parameterization, specs: PyTree, sites: Sequence[Site]) -> str:

@@ -263,7 +263,13 @@ class Source:
 
         @functools.cache  # it is asked for each parameter that shapes do not tell
         def inside() -> Mapping[str, Place]:
-            return {**places(self.sites(width, depth)), **dict.fromkeys(self._entries(width, depth), "trunk")}
+            try:
+                known = places(self.sites(width, depth))
+            except ForwardError:
+                if self.p.kinds:
+                    raise
+                return {}  # without factors nothing else needs the forward pass
+            return {**known, **dict.fromkeys(self._entries(width, depth), "trunk")}
 
         layout, seen = self._once(("seen", depth), lambda: self._seen(width, depth))
         specs = infer_specs(

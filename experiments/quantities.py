@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas
@@ -14,7 +16,7 @@ from depthmup.fit import PowerLaw, Transfer, settled, transfer
 from depthmup.fit.transfer import nearest
 from depthmup.settings import from_config
 from depthmup.sweep import judge
-from experiments import jump, language, layer_kinds, published, scaling
+from experiments import embedding, jump, language, layer_kinds, published, scaling, tune
 from experiments.figures import page
 from experiments.figures.figure import agreement, best_losses, chance, curve
 from experiments.output import UNDECIDED, Interval, combined, decided, paired, percent
@@ -41,6 +43,8 @@ def results() -> dict[str, Transfer]:
     for kind, rows in layer_kinds.read()[0].astype({"loss": float}).groupby("kind"):
         judged = judge(rows.drop(columns="kind"), chance=language.CHANCE).curves
         named |= {f"kinds {kind} {c.axis}": c.result for c in judged}
+    if embedding.ROWS.exists():
+        named |= {f"embedding {case}, decay {decay:g}": c.result for (case, decay), c in embedding.curves().items()}
     digits = published.read(RESULTS / "digits_transfer", from_config(transfer_config())).curves
     named |= {f"digits {c.optimizer} {c.name} {c.axis}": c.result for c in digits}
     for name, sizes in jump.JUMPS.items():
@@ -300,6 +304,34 @@ def decay_shift(of: str) -> Interval:
     return max((other.minus(none) for other in others), key=lambda change: abs(change.value))
 
 
+def against_half(of: str) -> Interval:
+    """Percent by which the loss of a case lies above the middle of sp's and mup's, at the decay behind the comma."""
+    case, _, decay = of.rpartition(", ")
+    return embedding.against_half(case, float(decay))
+
+
+def tuned() -> Mapping[str, Any]:
+    """{case: what `m.tune` answered, and what its target says}"""
+    return dict(json.loads(tune.OUT.read_text()))
+
+
+def tuned_cost(of: str) -> Interval:
+    """The smallest of the 97.5% costs that were printed, in percent."""
+    return number(min(100 * tuned()[case]["worst_cost"] for case in of.split(" | ")))
+
+
+def tuned_off(of: str) -> Interval:
+    """Octaves from the answer to the best rate of the target."""
+    case = tuned()[of]
+    return Interval(*(math.log2(case[end] / case["answer"]) for end in ("best", "best_low", "best_high")))
+
+
+def tuned_confirmed(of: str) -> tuple[str, str]:
+    """(in words, on the prediction that all of these cases are confirmed)"""
+    answers = {case: tune.confirmed(tuned()[case]) for case in of.split(" | ")}
+    return f"{sum(answers.values())} of {len(answers)}", decided(all(answers.values()), not all(answers.values()))
+
+
 # {quantity: (of -> a number, or a verdict with its words; how a number is written, its unit)}
 QUANTITIES: dict[str, tuple[Callable[[str], Interval | tuple[str, str]], str, str]] = {
     "drift": (drift, "+.2f", ""),
@@ -333,4 +365,8 @@ QUANTITIES: dict[str, tuple[Callable[[str], Interval | tuple[str, str]], str, st
     "decay gain": (decay_gain, ".1f", "%"),
     "decay products": (decay_products, ".1f", ""),
     "decay shift": (decay_shift, "+.2f", ""),
+    "against half": (against_half, "+.2f", "%"),
+    "tuned cost": (tuned_cost, ".1f", "%"),
+    "tuned off": (tuned_off, "+.1f", ""),
+    "tuned confirmed": (tuned_confirmed, "", ""),
 }

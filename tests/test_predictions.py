@@ -32,7 +32,7 @@ def paragraphs(docstring):
             if listed:
                 continue
         if listed or re.search(
-            r"\*\*Predictions\*\*|\bPredictions?[:,] |\bPredicted before|\bExpect: |\b[Ww]e expect\b", part
+            r"\*\*Predictions?\*\*|\bPredictions?[:,] |\bPredicted before|\bExpect: |\b[Ww]e expect\b", part
         ):
             yield plain(part)
 

@@ -8,11 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import primitives
 
 from depthmup.specs import PyTree
 
 CONTRACTIONS = ("dot_general", "reduce_sum")  # models write the product of queries and keys with one of them
 CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
+# Operations whose meaning is JAX's own. What another one computes, a kernel or a callback, the graph does not see.
+KNOWN = frozenset(
+    {p.name for name, p in vars(primitives).items() if name.endswith("_p")}
+    | {"depthmup_conv", "ragged_dot_general", "optimization_barrier", "split", "random_wrap", "random_unwrap"}
+)
 
 
 def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:

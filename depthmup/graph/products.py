@@ -9,7 +9,7 @@ import numpy as np
 
 from depthmup.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored
 from depthmup.graph.homogeneity import Parts, homogeneous_in
-from depthmup.graph.jaxpr import CLOSED
+from depthmup.graph.jaxpr import CLOSED, KNOWN
 
 SOFTMAX = ("exp", "exp2")
 GATES = ("logistic", "max")  # they make weights of attention logits without a softmax, and gates elsewhere
@@ -63,9 +63,14 @@ def behind(graph: Graph) -> dict[Node, frozenset[str]]:
 
 def elementwise(graph: Graph) -> frozenset[str]:
     """The paths of the parameters that no product applies and from which no rows are taken: each entry acts alone."""
-    others = {node for node in graph.nodes if node.op in (*PRODUCTS, *CLOSED, "gather", "scan")}
+    others = {node for node in graph.nodes if node.op in (*PRODUCTS, *CLOSED, "gather", "scan")}.union(unseen(graph))
     ancestors = (graph.ancestors(operand) for node in others for operand in node.operands if operand not in graph.fed)
     return frozenset(n.path for n in graph.nodes if n.path) - {n.path for nodes in ancestors for n in nodes}
+
+
+def unseen(graph: Graph) -> list[Node]:
+    """The operations on activations that the graph evaluates without seeing what they do."""
+    return [node for node in graph.nodes if node.place and node.op not in KNOWN and node in graph.fed]
 
 
 def _sums_over(graph: Graph, total: Node, parameter: Node, axis: int) -> bool:

@@ -32,6 +32,7 @@ class Site:
       "applied": a matrix or the kernel of a convolution (inside) that a product applies to activations;
       "contracted": a parameter (inside) that a product sums over along one axis, as a matrix of one output;
       "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
+      "unseen": what an operation (where) computes that is not JAX's own, of parameters (inside) or of none;
       "unused": parameters (inside) on which the logits do not depend; "elementwise": those whose entries act alone;
         "offset": those to which 1 is added before they act.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
@@ -63,7 +64,9 @@ class Site:
     """
 
     kind: (
-        Kind | Literal["sum", "bilinear", "unused", "elementwise", "cosine", "applied", "contracted", "again", "offset"]
+        Kind
+        | Literal["sum", "bilinear", "unseen", "unused", "elementwise", "cosine", "applied", "contracted", "again"]
+        | Literal["offset"]
     )
     parts: Parts | None
     inside: frozenset[str] = frozenset()
@@ -110,6 +113,7 @@ def sites(
         *(Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()),
         *([Site("unused", None, unused)] if unused else []),
         Site("elementwise", None, products.elementwise(graph)),
+        *(Site("unseen", None, graph.parameters_of(node), where=node.op) for node in products.unseen(graph)),
         *([Site("offset", None, graph.offset)] if graph.offset else []),
         *_attentions(graph),
         *_outputs(graph, products.normalized(graph, products.weights(graph) - inside)),

@@ -60,10 +60,11 @@ class Blocks:
             raise Unclear(f"{name}: its shape goes from {before} to {after} at twice the depth; {why}", "trunk")
         return None
 
-    def contain(self, name: str) -> bool:
-        """Whether the leaf is in a block of a list. Raises Unclear if it may or may not be."""
+    def contain(self, name: str, is_shortcut: bool) -> bool:
+        """Whether the leaf is in a block of a list and does not project its skip. Raises Unclear if it may or may not
+        be."""
         path, shape = self.tokens[name], self.base[name]
-        if names.is_shortcut(name):
+        if is_shortcut:
             self.explained.update(starred(path, i) for i in self._positions(name))
             return False
         ambiguous = list[tuple[Tokens, int, int]]()
@@ -71,11 +72,13 @@ class Blocks:
         for i in [*positions, *tied(path)]:
             star = starred(path, i)
             a, b, a_shape, b_shape = self._count(star, shape)
-            # Where one index alone repeats, though not twice as often, equal indices are chance (layers/1/w1).
-            if (b == 2 * a or b_shape == 2 * a_shape) and (i in positions or not ambiguous):
+            # Where one index alone repeats, though not twice as often, equal indices are chance (layers/1/w1); so they
+            # are where one index alone doubles in what more depth adds (stages/2/layers/2).
+            is_chance = i < 0 and (bool(ambiguous) or self._doubles_otherwise(star))
+            if (b == 2 * a or b_shape == 2 * a_shape) and not is_chance:
                 self.explained.add(star)
                 return self._is_block(name, i % len(path))
-            if b > a and b_shape > a_shape:
+            if b > a and b_shape > a_shape and not is_chance:
                 ambiguous.append((star, a, b))
         if ambiguous:
             self.explained.update(star for star, *_ in ambiguous)  # the answer to this question decides for all
@@ -88,11 +91,20 @@ class Blocks:
             )
         return False
 
+    def _doubles_otherwise(self, star: Tokens) -> bool:
+        """Whether each leaf that more depth adds to a star of equal indices is in a list by one index alone."""
+        paths = {self.tokens[name] for name in self.deep.keys() - self.base.keys()}
+        added = [path for path in paths if any(starred(path, i) == star for i in tied(path))]
+        doubled = (
+            any(2 * a == b for a, b, *_ in (self._count(starred(path, i), ()) for i in indices(path))) for path in added
+        )
+        return bool(added) and all(doubled)
+
     def repeats_otherwise(self, name: str) -> bool:
         """Whether a list that gains members has the leaf, but not in this shape in its new members: a block at the
         border of two stages, or a readout at the end of the list."""
         counts = [self._count(starred(self.tokens[name], i), self.base[name]) for i in self._positions(name)]
-        return not names.is_shortcut(name) and any(b > a and b != 2 * a for a, b, *_ in counts)
+        return any(b > a and b != 2 * a for a, b, *_ in counts)
 
     def unexplained(self, rules: Mapping[str, Override]) -> list[str]:
         """The parameters that more depth adds, but that repeat none of the blocks found."""

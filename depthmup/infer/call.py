@@ -148,9 +148,11 @@ def _places(
             continue
         if given_place is None and residual:
             try:
-                in_stack = stacked[name] is not None and not names.is_shortcut(name)
-                branch[name] = in_stack or blocks.contain(name)
-                if not branch[name] and inside and blocks.repeats_otherwise(name):
+                # A name says that it projects the skip; the forward pass knows better.
+                is_shortcut = names.is_shortcut(name) and not (inside and inside().get(name) == "branch")
+                in_stack = stacked[name] is not None and not is_shortcut
+                branch[name] = in_stack or blocks.contain(name, is_shortcut)
+                if not (branch[name] or is_shortcut) and inside and blocks.repeats_otherwise(name):
                     branch[name] = inside().get(name) == "branch"
             except Unclear as error:
                 place = inside().get(name) if inside else None

@@ -45,7 +45,8 @@ class Roles:
     def __init__(self, leaves: Mapping[str, Leaf], layout: Layout) -> None:
         self.leaves, self.layout = leaves, layout
         self.library = any(names.is_library_kernel(path) for path in leaves)
-        self.routed = {leaf.shape[1] for leaf in leaves.values() if leaf.grow == (0,) and len(leaf.shape) == 2}
+        inputs, outputs = (0, 1) if layout == "in_out" else (1, 0)
+        self.routed = {of.shape[outputs] for of in leaves.values() if of.grow == (inputs,) and len(of.shape) == 2}
 
     def role(self, leaf: Leaf, in_branch: bool) -> Role:
         """Raises Unclear where a leaf fits several roles, or none."""
@@ -109,14 +110,14 @@ class Roles:
             len(grow) != 1 or (letters[0] == "i") == (self.layout == "in_out") or "-" in letters
         ):
             return letters
+        growing = grow[0] if grow else count - 1
+        copies = 1 if growing > 0 and count > 2 and len(grow) == 2 and self._has_copies(leaf) else 0
         if self.layout == "out_in":
-            return _reordered(sizes, grow)
+            return "-" * copies + _reordered(sizes[copies:], [a - copies for a in grow])
         if names.is_einsum(leaf.path) and count > 2 and len(grow) == 2 and 0 not in grow and letters is None:
             return _einsum(sizes, grow)
         if names.is_einsum(leaf.path) and count == 3 and grow == (0, 1):
             return "oio"  # (heads, width, head_dim)
-        growing = grow[0] if grow else count - 1
-        copies = 1 if growing > 0 and count > 2 and len(grow) == 2 and self._has_copies(leaf) else 0
         if len(grow) == 1 and 0 < growing < count - 1:  # one growing axis between others: (inputs, heads, head_dim)?
             convolved = names.is_convolution(leaf.path) or math.prod(sizes[:growing]) == 1
             side = "i" if convolved else names.head_side(leaf.path) or ("i" if count > 3 else None)

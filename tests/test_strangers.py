@@ -1,0 +1,207 @@
+"""Models that strangers found read wrongly, without a word: names, equal numbers, kernels, layouts."""
+
+import functools
+import warnings
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.experimental import pallas as pl
+
+import depthmup as dm
+from depthmup.specs import leaves_of
+
+X = jax.random.normal(jax.random.key(0), (4, 7))
+
+
+def setup(factory, base=(16, 2), **options):
+    """(the specs at twice the base, by path; what setup warned of)"""
+    width, depth = base
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        m = dm.setup("depth_mup", factory, X, width=2 * width, depth=2 * depth, base=base, **options)
+    texts = [str(one.message) for one in caught if one.category is dm.SetupWarning]
+    return {spec.path: spec for spec in leaves_of(m.specs)}, texts
+
+
+class Named(nn.Module):
+    """An MLP whose layers have any names."""
+
+    width: int
+    depth: int
+    names: tuple[str, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        embed, norm, up, down, head = self.names
+        h = nn.Dense(self.width, name=embed)(x)
+        for i in range(self.depth):
+            y = nn.relu(nn.Dense(2 * self.width, name=f"{up}_{i}")(nn.LayerNorm(name=f"{norm}_{i}")(h)))
+            h = h + nn.Dense(self.width, name=f"{down}_{i}")(y)
+        return nn.Dense(5, name=head)(h)
+
+
+PLAIN = ("a", "b", "c", "d", "e")
+
+
+def named(names):
+    """{path under the plain names: its rule} of the MLP with these names."""
+    specs, _ = setup(lambda width, depth: Named(width, depth, names))
+    plain = dict(zip(names, PLAIN, strict=True))
+
+    def path(of):
+        layer, _, leaf = of.rpartition("/")
+        name, _, number = layer.rpartition("_")
+        known = name in plain and number.isdigit()
+        return f"{plain[name]}_{number}/{leaf}" if known else f"{plain[layer]}/{leaf}"
+
+    return {path(of): (s.role, s.in_branch, s.fan_in, s.fan_out) for of, s in specs.items()}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("token_embed", "ln", "downsample", "upsample", "lm_head"),
+        ("downsample", "scale", "shortcut", "skip_proj", "logits"),
+        ("head", "bias", "embed", "readout", "shortcut"),
+        ("router", "gate", "experts", "conv", "input"),
+    ],
+    ids="-".join,
+)
+def test_names_decide_nothing(names):
+    """A layer of a branch that is called downsample was taken for one that projects the skip."""
+    assert named(names) == named(PLAIN)
+
+
+class Block(nnx.Module):
+    def __init__(self, width, rngs):
+        self.up, self.down = nnx.Linear(width, 2 * width, rngs=rngs), nnx.Linear(2 * width, width, rngs=rngs)
+        self.gamma = nnx.Param(jnp.full((width,), 0.1))
+
+    def __call__(self, h):
+        return h + self.gamma * self.down(nnx.gelu(self.up(h)))
+
+
+class Stage(nnx.Module):
+    def __init__(self, width, depth, rngs):
+        self.layers = nnx.List([Block(width, rngs) for _ in range(depth)])
+
+
+class Stages(nnx.Module):
+    """Only the third of four stages gets deeper, as in ConvNeXt."""
+
+    def __init__(self, width, depth, fixed, rngs):
+        self.embed, self.head = nnx.Linear(7, width, rngs=rngs), nnx.Linear(width, 5, rngs=rngs)
+        self.stages = nnx.List([Stage(width, n, rngs) for n in (fixed, fixed, depth, fixed)])
+
+    def __call__(self, x):
+        h = self.embed(x)
+        for stage in self.stages:
+            for layer in stage.layers:
+                h = layer(h)
+        return self.head(h)
+
+
+@pytest.mark.parametrize("fixed", [1, 2])
+def test_equal_numbers_are_chance(fixed):
+    """stages/0/layers/0 and stages/2/layers/2, which twice the depth adds, were taken for a list of blocks."""
+    specs, texts = setup(lambda width, depth, rngs: Stages(width, depth, fixed, rngs))
+    in_branch = {path.partition("/layers")[0] for path, spec in specs.items() if spec.in_branch}
+    assert in_branch == {"stages/2"}
+    assert texts == []
+
+
+class Expert(eqx.Module):
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __init__(self, width, key):
+        up, down = jax.random.split(key)
+        self.up = eqx.nn.Linear(width, 2 * width, use_bias=False, key=up)
+        self.down = eqx.nn.Linear(2 * width, width, use_bias=False, key=down)
+
+    def __call__(self, h):
+        return self.down(jax.nn.gelu(self.up(h)))
+
+
+class Mixture(eqx.Module):
+    """Blocks of four experts, stacked along the first axis: (experts, out, in)."""
+
+    embed: eqx.nn.Linear
+    routers: list
+    mixtures: list
+    head: eqx.nn.Linear
+
+    def __init__(self, width, depth, key):
+        embed, head, *keys = jax.random.split(key, depth + 2)
+        self.embed, self.head = eqx.nn.Linear(7, width, key=embed), eqx.nn.Linear(width, 5, key=head)
+        self.routers = [eqx.nn.Linear(width, 4, use_bias=False, key=key) for key in keys]
+        make = eqx.filter_vmap(functools.partial(Expert, width))
+        self.mixtures = [make(jax.random.split(key, 4)) for key in keys]
+
+    def __call__(self, x):
+        h = self.embed(x)
+        for router, mixture in zip(self.routers, self.mixtures, strict=True):
+            outputs = eqx.filter_vmap(lambda expert, h: expert(h), in_axes=(eqx.if_array(0), None))(mixture, h)
+            h = h + jax.nn.softmax(router(h)) @ outputs
+        return self.head(h)
+
+
+def test_experts_of_equinox_are_copies():
+    """Their number counted among the outputs, and Muon took all for one matrix."""
+    call = jax.vmap
+    specs, _ = setup(Mixture, call=lambda model, x: call(model)(x), fan_in_init=False)
+    up, down = (specs[f"mixtures/0/{name}/weight"] for name in ("up", "down"))
+    assert (up.fan_in, up.fan_out, up.matrix_axes) == (32, 64, ((2,), (1,)))
+    assert (down.fan_in, down.fan_out, down.matrix_axes) == (64, 32, ((2,), (1,)))
+
+
+def kernel(x, up, down, out):
+    out[...] = jax.nn.gelu(x[...] @ up[...]) @ down[...]
+
+
+@jax.custom_vjp
+def fused(x, up, down):
+    shape = jax.ShapeDtypeStruct((x.shape[0], down.shape[1]), x.dtype)
+    return pl.pallas_call(kernel, out_shape=shape, interpret=True)(x, up, down)
+
+
+def reference(x, up, down):
+    return jax.nn.gelu(x @ up) @ down
+
+
+fused.defvjp(lambda *x: (fused(*x), x), lambda x, g: jax.vjp(reference, *x)[1](g))
+
+
+class Fused(nn.Module):
+    """Blocks that are one Pallas kernel each."""
+
+    width: int
+    depth: int
+    mlp: object
+
+    @nn.compact
+    def __call__(self, x):
+        init, width = nn.initializers.lecun_normal(), self.width
+        h = nn.Dense(width, name="embed")(x)
+        for i in range(self.depth):
+            up = self.param(f"up_{i}", init, (width, 2 * width))
+            h = h + self.mlp(h, up, self.param(f"down_{i}", init, (2 * width, width)))
+        return nn.Dense(5, name="head")(h)
+
+
+def test_a_kernel_is_not_seen():
+    """Its matrices were taken for vectors. What it makes of them is said not to be seen."""
+    specs, texts = setup(lambda width, depth: Fused(width, depth, fused))
+    plain, none = setup(lambda width, depth: Fused(width, depth, reference))
+    assert specs == plain
+    assert none == []
+    assert len(texts) == 1
+    assert texts[0].startswith("what pallas_call makes of down_*, up_* is not seen")
+    _, settled = setup(
+        lambda width, depth: Fused(width, depth, fused), overrides={"up_*": "branch/hidden", "down_*": "branch/hidden"}
+    )
+    assert settled == []
