@@ -14,11 +14,14 @@ from depthmup.specs import PyTree
 
 CONTRACTIONS = ("dot_general", "reduce_sum")  # models write the product of queries and keys with one of them
 CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
-# Operations whose meaning is JAX's own. What another one computes, a kernel or a callback, the graph does not see.
-KNOWN = frozenset(
-    {p.name for name, p in vars(primitives).items() if name.endswith("_p")}
-    | {"depthmup_conv", "ragged_dot_general", "optimization_barrier", "split", "random_wrap", "random_unwrap"}
+# Operations that only move or mark numbers, or that are products like others, which JAX's own list does not have.
+MORE = (
+    *("stack", "unstack", "split", "tile", "broadcast_to", "scatter-sub", "ragged_dot_general", "depthmup_conv"),
+    *("optimization_barrier", "reshard", "pvary", "layout_constraint", "with_memory_space_constraint"),
+    *("random_wrap", "random_unwrap", "random_clone"),
 )
+# Operations whose meaning is known. What another one computes, such as a kernel or a callback, the graph does not see.
+KNOWN = frozenset((*(p.name for name, p in vars(primitives).items() if name.endswith("_p")), *MORE))
 
 
 def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:
