@@ -145,6 +145,11 @@ def _planted(rows: pandas.DataFrame, sizes: dict[str, float], best: float) -> tu
     return spent, float(p.low <= 2**best <= p.high), off, math.log2(of_grid.learning_rate) - best
 
 
+# R2 of the loss on ScaleBench's target, with the trainings that active-sl chooses; the mean of its ten laws (README,
+# table 2, of github PlanarG/active-sl e0a58ff; arXiv 2604.22753).
+ACTIVE_SL = {"1%": -0.66, "5%": 0.00, "10%": 0.22}
+
+
 def table_scalebench(results: Mapping[str, Any]) -> str:
     """Means over targets and starts, of R2 medians, by budget and by how the trainings were chosen."""
     columns = ("targets", "of the cost", "chosen", "trainings", "excess loss of the rate", "largest", "R2 of the loss")
@@ -159,6 +164,8 @@ def table_scalebench(results: Mapping[str, Any]) -> str:
                     r2 = f"{np.median([score['r2'] for score in of]):.2f}"
                     excess = f"{np.mean(costs):.3f}%", f"{max(costs):.3f}%"
                     lines.append((words, budget, f"at {how}" if how == "random" else how, trained, *excess, r2))
+            if part == "scalebench":
+                lines.append((words, budget, "active-sl, its laws", "-", "-", "-", f"{ACTIVE_SL[budget]:.2f}"))
     return markdown(columns, lines)
 
 
