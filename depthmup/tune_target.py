@@ -95,6 +95,7 @@ def tune_config(
 
 
 def _planned_config(settings: Settings, target: Mapping[str, float]) -> tuple[ConfigStudy, list[Size]]:
+    """(the study of the config's own sizes, which has the target; the lattice)."""
     if settings.sweep.axes:
         raise SettingsError("a tune chooses learning rates alone: leave sweep.axes out")
     changes = _changes(settings, target)
@@ -132,7 +133,7 @@ def _changes(settings: Settings, target: Mapping[str, float]) -> dict[str, Any]:
         if name == "epochs":
             POSITIVE.check("epochs of the target", value)
         else:
-            value = at_least_one(f"{name} of the target", int(value) if value == int(value) else value)
+            value = at_least_one(f"{name} of the target", int(value) if float(value).is_integer() else value)
         result[CONFIG_SIZES[name]] = value
     study = ConfigStudy(put(settings, result))
     study.point({}).check()  # raises

@@ -356,6 +356,8 @@ CONFIG_WRONG = {
     "no number": ("width=wide", {}, r"--target is SIZE=N,..., got 'wide'"),
     "below": ("width=4", {}, r"the target's width, 4, is below the base's, 8"),
     "no shape": ("width=64,depth=1.5", {}, "depth of the target must be a whole number"),
+    "no end": ("width=inf", {}, "width of the target must be a whole number"),
+    "no epochs": ("epochs=nan", {}, "epochs of the target must be positive"),
     "a large batch": ("batch_size=100000", {}, "lower data.batch_size"),
     "an axis": ("width=64", {"sweep__axes": "parameterization.gamma0 = 1, 2"}, "leave sweep.axes out"),
 }
