@@ -168,6 +168,17 @@ def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatc
     assert entries[-1]["spent"] <= 120 * target_search.LATE
 
 
+def test_the_report_has_the_answer_first(m, monkeypatch, tmp_path):
+    """Also where no size has enough rates for a verdict."""
+    write, planted = target_search.page.write, Planted(monkeypatch)
+    result = tune(m, tmp_path, tolerance=10.0)
+    html = write([], result.rows, result.study, tmp_path, "m.tune", course=planted.course).read_text()
+    assert html.index("<h1>Which learning rate does the large run want?") < html.index("Target: width 64")
+    assert html.index("Target: width 64") < html.index("Next: train the target\n  m.at(64, 1).optimizer(")
+    assert "no transfer to judge" not in html
+    assert (tmp_path / "search.png").exists()
+
+
 def stop_at(number, calls, by=signal.SIGTERM):
     if len(calls) == number:
         raise Stopped(by, "here")
