@@ -138,7 +138,8 @@ class Source:
 
     def attention_powers(self, width: int, depth: int) -> dict[int, float]:
         """{number of a product of queries and keys whose heads grow with width: the power of 1/head_dim that the model
-        multiplies it by}: 1/2 in most models, 0 (T5), or 1. Two square roots count as one.
+        multiplies it by}: 1/2 in most models, 0 (T5), or 1. Two square roots count as one. To divide queries or keys by
+        their norm is a power of 1/2.
 
         A number belongs to the attentions whose layers have the paths nearest to that of the parameter in front of it.
         """
@@ -157,7 +158,10 @@ class Source:
                 for site in _nearest(growing, path):
                     powers[site.product] += _head_powers(change, path, site)
         # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
-        return {product: max(signed) + min(signed) for product, signed in powers.items()}
+        directions = {site.product for site in growing if site.direction}
+        return {
+            product: max(signed) + min(signed) + 0.5 * (product in directions) for product, signed in powers.items()
+        }
 
     def _fixed(self, attentions: Sequence[Site], width: int, depth: int) -> list[Site]:
         """Those of these attentions and products whose heads have the same size at twice the width."""

@@ -159,6 +159,38 @@ def test_experts_of_equinox_are_copies():
     assert (down.fan_in, down.fan_out, down.matrix_axes) == (64, 32, ((2,), (1,)))
 
 
+class Attention(nn.Module):
+    """Attention whose keys have norm 1, if `unit`, and whose logits are divided by sqrt(head_dim), if `root`."""
+
+    width: int
+    depth: int
+    unit: bool
+    root: bool
+
+    @nn.compact
+    def __call__(self, x):
+        h, size = nn.Dense(self.width, name="embed")(x)[None], self.width // 2
+        for i in range(self.depth):
+            q, k, v = (nn.DenseGeneral((2, size), use_bias=False, name=f"{name}_{i}")(h) for name in "qkv")
+            k = k / jnp.linalg.norm(k, axis=-1, keepdims=True) if self.unit else k
+            logits = jnp.einsum("bthd,bshd->bhts", q, k) / (size**0.5 if self.root else 1)
+            mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits), v)
+            h = h + nn.DenseGeneral(self.width, axis=(-2, -1), use_bias=False, name=f"out_{i}")(mixed)
+        return nn.Dense(5, name="head")(h)[0]
+
+
+@pytest.mark.parametrize(
+    ("unit", "root", "power"), [(False, True, -0.5), (False, False, -1.0), (True, True, 0.0), (True, False, -0.5)]
+)
+def test_keys_of_norm_1(unit, root, power):
+    """Such products are smaller by a root of the head size, which came on top of the one that the model divides by."""
+    m = dm.setup(
+        "mup", lambda width, depth: Attention(width, depth, unit, root), X, width=32, depth=2, base=(16, 2),
+        fan_in_init=False,
+    )  # fmt: skip
+    assert f"attention factor {2.0**power:.4g} inside q_*/kernel" in str(m.explain())
+
+
 def kernel(x, up, down, out):
     out[...] = jax.nn.gelu(x[...] @ up[...]) @ down[...]
 
