@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 import depthmup
 from depthmup import find_config
+from depthmup.usage import VERBS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -145,7 +146,7 @@ def command(site, cwd, *arguments, without):
 @pytest.mark.parametrize(
     ("verb", "depth", "message"),
     [
-        ("shrink", 2, "verb 'shrink': give one of train, sweep, tune, check, calibrate, explain, grow, plan"),
+        ("shrink", 2, f"verb 'shrink': give one of {', '.join(VERBS)}"),
         ("train", 0, "model.depth must be at least 1 and less than 1,048,576, got 0"),
     ],
 )
