@@ -158,10 +158,8 @@ class Source:
                 for site in _nearest(growing, path):
                     powers[site.product] += _head_powers(change, path, site)
         # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
-        directions = {site.product for site in growing if site.direction}
-        return {
-            product: max(signed) + min(signed) + 0.5 * (product in directions) for product, signed in powers.items()
-        }
+        signed = {site: powers[site.product] for site in growing}
+        return {site.product: max(of) + min(of) + 0.5 * site.one_unit_norm for site, of in signed.items()}
 
     def _fixed(self, attentions: Sequence[Site], width: int, depth: int) -> list[Site]:
         """Those of these attentions and products whose heads have the same size at twice the width."""

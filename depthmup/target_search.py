@@ -172,6 +172,7 @@ class Tuning:
             return self._result(str(stopped), plans=False)
 
     def _begin(self) -> None:
+        """Go through the choices of earlier calls, and time the smallest size."""
         self._replay()
         if not self.seconds.measured:
             start = clock()
@@ -212,8 +213,8 @@ class Tuning:
         """Choose and train, stage by stage. Returns why that ended."""
         while True:
             self._stop_if_asked()
-            known, no_law = self._look()
-            law = self.law
+            no_law = self._look()
+            known, law = self.known, self.law
             if self._reached:
                 return f"the cost is below {percent(self.tolerance)}, as wanted"
             first = self._bracket(known)
@@ -269,18 +270,17 @@ class Tuning:
             return None
         return (point.size, rate, seed) if point and Trial(point, rate, seed).key == row["key"] else None
 
-    def _look(self) -> tuple[Known, str]:
-        """(all rows, why they allow no law): `law` and `prediction` are then those of these rows."""
-        known = self._known()
-        self.law, self.prediction = None, None
-        if known.table.empty:
-            return known, "nothing is trained yet"
+    def _look(self) -> str:
+        """Read all rows into `known`; `law` and `prediction` are then theirs. Returns why they allow no law, or ""."""
+        self.known, self.law, self.prediction = self._known(), None, None
+        if self.known.table.empty:
+            return "nothing is trained yet"
         try:
-            self.law = sweep_law(known.table, self.study)
+            self.law = sweep_law(self.known.table, self.study)
         except ValueError as error:
-            return known, str(error)
+            return str(error)
         self.prediction = self.law.at(**{axis: self.target[axis] for axis in self.law.law.axes})
-        return known, ""
+        return ""
 
     # What to train next
 
@@ -509,7 +509,7 @@ class Tuning:
 
     def _result(self, why: str, plans: bool = True) -> SweepResult:
         """why: the search ended. plans: whether to say what more would bring."""
-        known = self._known()
+        known = self.known
         study = self.study.at_sizes(sorted({*self.used, *(size for size in known.scores if size in self.lattice)}))
         on_axes = [size for size, of_size in known.scores.items() if len(of_size) >= POINTS]
         judged = self.study.at_sizes(on_axes)
@@ -539,7 +539,7 @@ class Tuning:
         points = [(choice.spent, choice.answer) for choice in self.choices.made if choice.trials and choice.answer]
         spent, answers = zip(*points, (self.spent, _answer(self.prediction)), strict=True)
         trained = collections.Counter[Size]()
-        for (size, _), seeds in self._known().seeds.items():
+        for (size, _), seeds in self.known.seeds.items():
             trained[size] += len(seeds)
         return Course(spent, answers, self.tolerance, trained, train_target(self.study, self.prediction, command))
 

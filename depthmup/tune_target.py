@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from depthmup.optim import family_of
 from depthmup.report.result import SweepResult
 from depthmup.settings import Settings, SettingsError, put, value_of
 from depthmup.target_search import GUESS, search
-from depthmup.train.build import run_of, steps_of
+from depthmup.train.build import run_of
 from depthmup.train.devices import trial_layout
 from depthmup.train.model_task import Loss
 from depthmup.trials.config_study import ConfigStudy
@@ -66,7 +67,21 @@ def tune_target(
     """`Setup.tune` with a target, which explains the arguments."""
     seconds = _seconds(budget)
     POSITIVE.check("tolerance", tolerance)
-    study, lattice = _planned(setup, loss, batches, steps, target, learning_rate, options)
+    sizes = _checked(target, options)
+    at_least_one("steps", steps)
+    study = _study(setup, loss, batches, steps, sizes, learning_rate, options)
+    base = study.base
+    aim = _aim(base, sizes)
+    if aim.batch_size > base.batch_size and options.get("batch_size") is None and not setup.run:
+        of_size(batches, aim.batch_size)  # says what batches of other sizes need
+    lattice = _lattice(base, aim, setup.run, options.get("optimizer", "adamw"))
+    study = dataclasses.replace(
+        study,
+        sweep=dataclasses.replace(study.sweep, adaptive=False, batch_sizes=()),
+        durations=(steps,) if base[2:] != aim[2:] else (),
+        fixed="steps",
+        target=aim._asdict(),
+    )
     return search(study, lattice, seconds, tolerance, workdir, progress, "m.tune")
 
 
@@ -90,12 +105,6 @@ def tune_config(
     """
     seconds = _seconds(budget)
     POSITIVE.check("tolerance", tolerance)
-    study, lattice = _planned_config(settings, target)
-    return search(study, lattice, seconds, tolerance, workdir, progress, command)
-
-
-def _planned_config(settings: Settings, target: Mapping[str, float]) -> tuple[ConfigStudy, list[Size]]:
-    """(the study of the config's own sizes, which has the target; the lattice)."""
     if settings.sweep.axes:
         raise SettingsError("a tune chooses learning rates alone: leave sweep.axes out")
     changes = _changes(settings, target)
@@ -115,12 +124,11 @@ def _planned_config(settings: Settings, target: Mapping[str, float]) -> tuple[Co
         at_once=settings.sweep.at_once or _at_once(settings.parallel.devices_per_trial),
     )
     study = ConfigStudy(dataclasses.replace(settings, sweep=sweep))
-    large = put(settings, changes)
-    aim = Size(large.model.width, large.model.depth, large.data.batch_size, steps_of(large))
-    _check_aim(study.base, aim)
-    study.target = aim._asdict()
-    lattice = _lattice(study.base, aim, run_of(settings), optimizer)
-    return study, [size for size in lattice if size == study.base or _is_trainable(study, size)]
+    study.point({}).check()  # raises
+    aim = _aim(study.base, ConfigStudy(put(settings, changes)).base._asdict())
+    lattice = _lattice(study.base, aim, run_of(settings), optimizer, functools.partial(_is_trainable, study))
+    study = ConfigStudy(study.settings, target=aim._asdict())
+    return search(study, lattice, seconds, tolerance, workdir, progress, command)
 
 
 def _changes(settings: Settings, target: Mapping[str, float]) -> dict[str, Any]:
@@ -141,6 +149,7 @@ def _changes(settings: Settings, target: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _is_trainable(study: ConfigStudy, size: Size) -> bool:
+    """Whether the config's model and data have such a size."""
     try:
         study.point_at(size, study.sweep.optimizers[0], study.sweep.parameterizations[0]).check()
     except ValueError:  # a width that its heads do not divide, a batch that is larger than the data
@@ -170,41 +179,15 @@ def _seconds(budget: str | float | None) -> float:
     return float(budget)
 
 
-def _planned(
-    setup: SetupLike,
-    loss: Loss,
-    batches: Batches,
-    steps: int,
-    target: Mapping[str, int],
-    learning_rate: float | None,
-    options: Mapping[str, Any],
-) -> tuple[ModelStudy, list[Size]]:
-    """(the study of the base, which has the target; the lattice). Raises ValueError for what cannot be tuned."""
-    sizes = _checked(target, options)
-    at_least_one("steps", steps)
-    study = _study(setup, loss, batches, steps, sizes, learning_rate, options)
-    base = Size(study.width, study.depth, study.about["batch_size"], steps)
-    aim = Size(**{**base._asdict(), **sizes})
-    _check_aim(base, aim)
-    if aim.batch_size > base.batch_size and options.get("batch_size") is None and not setup.run:
-        of_size(batches, aim.batch_size)  # says what batches of other sizes need
-    lattice = _lattice(base, aim, setup.run, options.get("optimizer", "adamw"))
-    of_run = (base.batch_size, base.steps) != (aim.batch_size, aim.steps)
-    return dataclasses.replace(
-        study,
-        sweep=dataclasses.replace(study.sweep, adaptive=False, batch_sizes=()),
-        durations=(steps,) if of_run else (),
-        fixed="steps",
-        target=aim._asdict(),
-    ), lattice
-
-
-def _check_aim(base: Size, aim: Size) -> None:
+def _aim(base: Size, sizes: Mapping[str, int]) -> Size:
+    """The target; sizes that are left out are the base's. Raises ValueError for one below the base or equal to it."""
+    aim = base._replace(**sizes)
     for name, value, least in zip(Size._fields, aim, base, strict=True):
         if value < least:
             raise ValueError(f"the target's {name}, {value}, is below the base's, {least}: no small size is like it")
     if aim == base:
         raise ValueError(f"the target is the base itself, {base}: leave target out to tune it")
+    return aim
 
 
 def _checked(target: Mapping[str, int], options: Mapping[str, Any]) -> dict[str, int]:
@@ -273,10 +256,12 @@ def _study(
     return study
 
 
-def _lattice(base: Size, aim: Size, run: Run | None, optimizer: Any) -> list[Size]:
-    """The sizes between the base and the target, small ones first, where the batch rule says something."""
+def _lattice(
+    base: Size, aim: Size, run: Run | None, optimizer: Any, is_trainable: Callable[[Size], bool] = lambda size: True
+) -> list[Size]:
+    """The sizes between the base and the target that can be trained and have a batch rule, small ones first."""
     values = [_values(*ends) for ends in zip(base, aim, strict=True)]
-    lattice = [Size(*size) for size in itertools.product(*values)]
+    lattice = [size for size in itertools.starmap(Size, itertools.product(*values)) if is_trainable(size)]
     if run and isinstance(optimizer, str):
         _rule(run, optimizer, aim)
         lattice = [size for size in lattice if _has_rule(run, optimizer, size)]

@@ -171,6 +171,7 @@ def pairs(flag: str, text: str | None, between: str) -> dict[str, str]:
 
 
 def number(flag: str, text: str, unit: str = "") -> float:
+    """The value of a flag, with its unit or without."""
     try:
         return float(text.removesuffix(unit))
     except ValueError:

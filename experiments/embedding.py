@@ -48,6 +48,7 @@ import depthmup as dm
 from depthmup import fit
 from depthmup.backend import prepare_cpu
 from depthmup.files import write_atomically
+from depthmup.names import percent
 from depthmup.sweep import judge
 from depthmup.trials.verdicts import TransferCurve
 from experiments import command_line, gpt_linen
@@ -64,6 +65,8 @@ CASES = {  # parameterization and optimizer
     "mup, embedding / m": ("mup", "other embedding"),
     "mup": ("mup", "adamw"),
 }
+FIGURES = ("error", "kappa", "loss at infinite width above mup's")  # of `law.transfer`
+CHANGED = ("sp, embedding x m", "mup, embedding / m")
 EMBEDDINGS = ("tokens", "positions")
 BATCH, LARGEST, SEEDS = 16, 256, (3, 6)  # three seeds of all first
 SWEEP: dict[str, Any] = {
@@ -108,6 +111,7 @@ def train(seeds: int) -> pandas.DataFrame:
     return rows.assign(loss=rows["last_loss"])[COLUMNS]
 
 
+@functools.cache
 def curves() -> dict[tuple[str, float], TransferCurve]:
     """{(case, weight decay): its curve over width}, of the committed rows."""
     rows = pandas.read_parquet(ROWS)
@@ -143,7 +147,7 @@ def _percent(logs: np.ndarray) -> Interval:
 
 def verdict(decay: float) -> str:
     """On the claim, by the rule of decision."""
-    scaled, unscaled = (against_half(case, decay) for case in ("sp, embedding x m", "mup, embedding / m"))
+    scaled, unscaled = (against_half(case, decay) for case in CHANGED)
     if gains(decay)["mup"].low <= 0:
         return UNDECIDED
     return decided(scaled.high < 0 and unscaled.low > 0, scaled.low > 0 or unscaled.high < 0)
@@ -151,21 +155,26 @@ def verdict(decay: float) -> str:
 
 def table() -> str:
     """What the rows say, as Markdown."""
-    rows, lines = [], []
+    laws = {of: fit.scaling_law(_columns(c), prior=None) for of, c in curves().items()}
+    rows = []
     for (case, decay), c in curves().items():
         drift, cost, answer = cells(c)
-        law = functools.partial(fit.scaling_law, prior=None)
-        quality = law(_columns(c)).transfer(law(_columns(curves()["mup", decay])))
+        quality = laws[case, decay].transfer(laws["mup", decay])
         losses = " ".join(f"{best_losses(c.result, i).mean():.3f}" for i in range(len(c.result.values)))
         gain = "-" if case == "sp" else gains(decay)[case].text("+.2f", "%")
-        numbers = (f"{quality.error.value:.2f}", Interval(*quality.kappa["width"]).text())
-        rows.append((case, f"{decay:g}", losses, gain, drift, ", ".join(filter(None, (answer, cost))), *numbers))
-    for decay in SWEEP["weight_decay"]:
-        halves = ", ".join(
-            f"{case} {against_half(case, decay).text('+.2f', '%')}" for case in CASES if "m" in case[-2:]
+        kappa, penalty = Interval(*quality.kappa["width"]), quality.penalty
+        figures = (
+            f"{quality.error.value:.2f}",
+            kappa.text(),
+            percent(penalty.value) if penalty and case != "mup" else "-",
         )
+        verdict_of_rate = ", ".join(filter(None, (answer, cost)))
+        rows.append((case, f"{decay:g}", losses, gain, drift, verdict_of_rate, *figures))
+    columns = ("case", "decay", "best loss at each width", f"gain at {LARGEST}", "drift", "verdict", *FIGURES)
+    lines = []
+    for decay in SWEEP["weight_decay"]:
+        halves = ", ".join(f"{case} {against_half(case, decay).text('+.2f', '%')}" for case in CHANGED)
         lines.append(f"Decay {decay:g}: {verdict(decay)}. Above the middle of sp and mup: {halves}.")
-    columns = ("case", "decay", "best loss at each width", f"gain at {LARGEST}", "drift", "verdict", "error", "kappa")
     return "\n\n".join((markdown(columns, rows), *lines))
 
 

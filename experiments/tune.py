@@ -155,9 +155,10 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             )
         )
         seconds = [next((f"{at:.0f}" for at, worst in r["course"] if worst <= cost), "-") for cost in COSTS]
+        logged = " / ".join(seconds) if r["course"] else "not logged"
         printed, measured = percent(r["worst_cost"]), percent(r["measured_cost"])
         verdict = "yes" if confirmed(r) else "no"
-        rows.append((name, str(r["trainings"]), answer, printed, best, measured, verdict, " / ".join(seconds)))
+        rows.append((name, str(r["trainings"]), answer, printed, best, measured, verdict, logged))
     return markdown(COLUMNS, rows)
 
 

@@ -152,8 +152,7 @@ class Mixture(eqx.Module):
 
 def test_experts_of_equinox_are_copies():
     """Their number counted among the outputs, and Muon took all for one matrix."""
-    call = jax.vmap
-    specs, _ = setup(Mixture, call=lambda model, x: call(model)(x), fan_in_init=False)
+    specs, _ = setup(Mixture, call=lambda model, x: jax.vmap(model)(x), fan_in_init=False)
     up, down = (specs[f"mixtures/0/{name}/weight"] for name in ("up", "down"))
     assert (up.fan_in, up.fan_out, up.matrix_axes) == (32, 64, ((2,), (1,)))
     assert (down.fan_in, down.fan_out, down.matrix_axes) == (64, 32, ((2,), (1,)))

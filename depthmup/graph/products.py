@@ -216,7 +216,7 @@ def is_cosine(graph: Graph, left: Node, right: Node) -> bool:
     return _has_unit_norm(_unscaled(graph, left)) and _has_unit_norm(_unscaled(graph, right))
 
 
-def has_one_direction(graph: Graph, left: Node, right: Node) -> bool:
+def one_has_unit_norm(left: Node, right: Node) -> bool:
     """Whether one factor of a product is a vector of norm 1, and the other is not."""
     return _has_unit_norm(as_stored(left)) != _has_unit_norm(as_stored(right))
 

@@ -60,14 +60,14 @@ class Site:
       behind: the parameters that act on what becomes of its product.
     Fields of an attention, a bilinear product and an applied matrix
       inside: the parameters of the layers that make queries and keys.
-      direction: whether either queries or keys have norm 1. head_dim: the head size.
+      one_unit_norm: whether the queries or the keys, not both, have norm 1. head_dim: the head size.
       product: the number of its product in `contractions`. kernel: `Node.kernel`.
     """
 
     kind: (
         Kind
-        | Literal["sum", "bilinear", "unseen", "unused", "elementwise", "cosine", "applied", "contracted", "again"]
-        | Literal["offset"]
+        | Literal["sum", "bilinear", "cosine", "applied", "contracted", "again"]
+        | Literal["unseen", "unused", "elementwise", "offset"]
     )
     parts: Parts | None
     inside: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class Site:
     normalized: frozenset[str] = frozenset()
     axis: int = 0
     behind: frozenset[str] = frozenset()
-    direction: bool = False
+    one_unit_norm: bool = False
     head_dim: int = 0
     product: int = 0
     kernel: tuple[int, ...] = ()
@@ -220,8 +220,8 @@ def _products(
         parts = next((parts for parts in candidates if parts and doubles(graph, product, parts, earlier)), None)
         if parts is None and products.is_cosine(graph, query, key):
             continue  # it is at most 1 at any size of the heads
-        direction = products.has_one_direction(graph, query, key)
-        yield Site(kind, parts, inside[attention], head_dim=product.summed, product=product.number, direction=direction)
+        unit = products.one_has_unit_norm(query, key)
+        yield Site(kind, parts, inside[attention], one_unit_norm=unit, head_dim=product.summed, product=product.number)
 
 
 def _outputs(graph: Graph, normalized: frozenset[str]) -> Iterator[Site]:

@@ -35,6 +35,10 @@ class Blocks:
         self.shaped = [Counter((star, s) for path, s in tree for star in _stars(path)) for tree in trees]
         members = [{path[: i + 1] for path, _ in tree for i in indices(path)} for tree in trees]
         self.shifting = {path[:-1] for path in members[1] - members[0]}  # lists that gain members
+        self.added: dict[Tokens, list[Tokens]] = {}  # paths that more depth adds, by their stars of equal indices
+        for path in (self.tokens[name] for name in deep.keys() - base.keys()):
+            for i in tied(path):
+                self.added.setdefault(starred(path, i), []).append(path)
         self.explained: set[Tokens] = set()  # stars that are known to run over blocks
         self.settled: set[Shape] = set()  # shapes of leaves whose place an override gives
         self.named = self._named_lists()
@@ -72,13 +76,13 @@ class Blocks:
         for i in [*positions, *tied(path)]:
             star = starred(path, i)
             a, b, a_shape, b_shape = self._count(star, shape)
-            # Where one index alone repeats, though not twice as often, equal indices are chance (layers/1/w1); so they
-            # are where one index alone doubles in what more depth adds (stages/2/layers/2).
-            is_chance = i < 0 and (bool(ambiguous) or self._doubles_otherwise(star))
-            if (b == 2 * a or b_shape == 2 * a_shape) and not is_chance:
+            if i < 0 and self._doubles_otherwise(star):
+                continue  # equal indices are chance where one index alone repeats (stages/2/layers/2)
+            # Where one index alone repeats, though not twice as often, equal indices are chance (layers/1/w1).
+            if (b == 2 * a or b_shape == 2 * a_shape) and (i in positions or not ambiguous):
                 self.explained.add(star)
                 return self._is_block(name, i % len(path))
-            if b > a and b_shape > a_shape and not is_chance:
+            if b > a and b_shape > a_shape:
                 ambiguous.append((star, a, b))
         if ambiguous:
             self.explained.update(star for star, *_ in ambiguous)  # the answer to this question decides for all
@@ -93,12 +97,10 @@ class Blocks:
 
     def _doubles_otherwise(self, star: Tokens) -> bool:
         """Whether each leaf that more depth adds to a star of equal indices is in a list by one index alone."""
-        paths = {self.tokens[name] for name in self.deep.keys() - self.base.keys()}
-        added = [path for path in paths if any(starred(path, i) == star for i in tied(path))]
-        doubled = (
-            any(2 * a == b for a, b, *_ in (self._count(starred(path, i), ()) for i in indices(path))) for path in added
-        )
-        return bool(added) and all(doubled)
+        few, many = self.counts
+        added = self.added.get(star, [])
+        stars = ([starred(path, i) for i in indices(path)] for path in added)
+        return bool(added) and all(any(many[one] == 2 * few[one] for one in of_path) for of_path in stars)
 
     def repeats_otherwise(self, name: str) -> bool:
         """Whether a list that gains members has the leaf, but not in this shape in its new members: a block at the

@@ -102,8 +102,9 @@ class ConfigPoint(Point):
 class ConfigStudy(Study):
     """The sweep of a config. classes: of its data, where rows are judged without it; the data are not loaded then."""
 
-    def __init__(self, settings: Settings, classes: int | None = None) -> None:
+    def __init__(self, settings: Settings, classes: int | None = None, target: Mapping[str, int] | None = None) -> None:
         self.settings, self.classes, self.trainable = settings, classes, classes is None
+        self.target = target
         self.sweep, self.parallel, self.checkpoint = settings.sweep, settings.parallel, settings.checkpoint
         self.width, self.depth, self.seed = settings.model.width, settings.model.depth, settings.seed
 
@@ -196,13 +197,11 @@ class ConfigStudy(Study):
         sweep = dataclasses.replace(
             self.sweep, widths=widths, depths=depths, epochs=lengths if self.sweep.epochs else ()
         )
-        result = ConfigStudy(dataclasses.replace(self.settings, sweep=sweep), self.classes)
-        result.target = self.target
-        return result
+        return ConfigStudy(dataclasses.replace(self.settings, sweep=sweep), self.classes, self.target)
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ConfigStudy:
         settings = dataclasses.replace(self.settings, sweep=of_sizes(self.sweep, sizes))
-        return ConfigStudy(settings, self.classes)
+        return ConfigStudy(settings, self.classes, self.target)
 
     def command(self, swept: Collection[str]) -> list[str]:
         """The flags that make the shipped default config of a family that of a trial, apart from what is swept."""

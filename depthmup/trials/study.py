@@ -197,7 +197,7 @@ class Study(abc.ABC):
 
     @property
     def base(self) -> Size:
-        """The sizes that the other axes are swept at."""
+        """The size that all axes share."""
         raise NotImplementedError(f"{self} cannot be tuned")
 
     def point_at(self, size: Size, optimizer: str, parameterization: str) -> Point:
