@@ -17,14 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from depthmup import orientation
 from depthmup.audit import InitAudit, Initializers
 from depthmup.forward import ends, on_the_stream, place, places, repeated, residual_alone
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
-from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, contractions, sites, traced
+from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, contractions, sites, traced, uses_of
 from depthmup.infer import infer_specs
-from depthmup.infer.overrides import placed_by, with_roles
+from depthmup.infer.overrides import placed_by
 from depthmup.parameterization import Parameterization
 from depthmup.size_constants import Change, Constant, changes, constants
 from depthmup.specs import Layout, ParamSpec, Place, PyTree, flatten_shapes, is_spec, leaves_of, starred
@@ -273,41 +272,43 @@ class Source:
                 return {}  # without factors nothing else needs the forward pass
             return {**known, **dict.fromkeys(self._entries(width, depth), "trunk")}
 
-        layout, seen = self._once(("seen", depth), lambda: self._seen(width, depth))
+        layout, axes = self._once(("seen", depth), lambda: self._seen(width, depth))
         specs = infer_specs(
             zeros,
             width=width,
             depth=depth,
             residual=self.residual and not self.adds_nothing(width, depth),
             layout=layout,
-            overrides=with_roles(self.overrides, seen),
+            overrides=self.overrides,
             inside=inside,
             ends=lambda growing: ends(
                 self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0], growing
             ),
+            axes=axes,
         )
         return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.depth_in_init else specs
 
     def _seen(self, width: int, depth: int) -> tuple[Layout | None, dict[str, str]]:
-        """(the layout, overrides for what shapes in this layout mistake) as the forward pass shows them: the same at
-        all widths."""
+        """(the layout, {path: the letters of its axes}) as the forward pass shows them: the same at all widths."""
         layout, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
+        few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
+        shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
         try:
-            sites = self.sites(width, depth)
+            uses = uses_of(self._program(narrow, depth), few.shapes[0])
         except ForwardError:
             if self.p.kinds:
                 raise
             return layout, {}
-        few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
-        shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
-        grow = orientation.growing(shapes, wide)
-        matrices: dict[str, orientation.Matrix] = {}
-        if orientation.applied(sites):
-            terms, twice = (self._contractions_of_small(size, depth) for size in (narrow, 2 * narrow))
-            if len(terms) == len(twice):
-                matrices = orientation.matrices(sites, shapes, grow, terms, twice)
-        layout = layout or orientation.layout_of(matrices)
-        return layout, orientation.mistaken(sites, matrices, shapes, grow, layout)
+        axes = dict[str, str]()
+        for path in shapes.keys() & wide.keys():
+            grows = [size != twice for size, twice in zip(shapes[path], wide[path], strict=False)]
+            if path in uses.axes and any(grows):
+                copied = [(path, axis) in uses.copied and not grow for axis, grow in enumerate(grows)]
+                letters = zip(uses.axes[path], copied, strict=True)
+                axes[path] = "".join("-" if copy and letter == "o" else letter for letter, copy in letters)
+            elif path in uses.elementwise and sum(grows) == 2:  # no matrix
+                axes[path] = "".join("o" if grow else "-" for grow in grows)
+        return layout or uses.layout, dict(sorted(axes.items()))
 
     def _entries(self, width: int, depth: int) -> list[str]:
         """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block

@@ -276,7 +276,7 @@ def test_values_that_overflow_with_larger_parameters():
     assert [site.parts for site in branches] == [{str(i): None} for i in range(16)]
 
 
-OTHERS = ("unused", "applied", "elementwise")
+OTHERS = ("unused", "applied")
 
 
 def places(apply, params, *inputs):

@@ -34,7 +34,6 @@ ALLOWED = {
     "testing": {"own_model"},
     "frameworks": {"init_std", "parameterization", "specs"},
     "init_std": {"graph", "specs"},
-    "orientation": {"graph", "infer", "specs"},
     "source": {
         "audit",
         "forward",
@@ -42,7 +41,6 @@ ALLOWED = {
         "gain",
         "graph",
         "infer",
-        "orientation",
         "parameterization",
         "size_constants",
         "specs",

@@ -1,9 +1,11 @@
 """A model's forward pass as a graph of operations: its residual branches, its readout and its attentions.
 
-jaxpr.py has the operations of a program, graph.py the graph of them, homogeneity.py the parameters in which a value is
-homogeneous, products.py attentions and readouts, residual.py residual additions, sites.py all that factors multiply.
+jaxpr.py has the operations of a program, axes.py what its products do with each axis of a parameter, graph.py the graph
+of operations, homogeneity.py the parameters in which a value is homogeneous, products.py attentions and readouts,
+residual.py residual additions, sites.py all that factors multiply.
 """
 
+from depthmup.graph.axes import Uses, uses_of
 from depthmup.graph.graph import ADDITIONS, COPIES, PRODUCTS, RESHAPES, ForwardError, Graph, Node, Program, traced
 from depthmup.graph.homogeneity import Parts
 from depthmup.graph.jaxpr import CLOSED, bind, contracted, contractions, inner_jaxpr, parts_of_scan, values_at
@@ -23,6 +25,7 @@ __all__ = [
     "Parts",
     "Program",
     "Site",
+    "Uses",
     "bind",
     "contracted",
     "contractions",
@@ -32,5 +35,6 @@ __all__ = [
     "parts_of_scan",
     "sites",
     "traced",
+    "uses_of",
     "values_at",
 ]

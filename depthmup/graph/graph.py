@@ -57,7 +57,6 @@ class Node:
     number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
     heads: int = 0  # of a dot_general, the number of axes that it does not sum over and both operands have
     axes: tuple[tuple[int, ...], ...] = ()  # of a dot_general, the axes of each operand that it sums over
-    kernel: tuple[int, ...] = ()  # of a convolution, the axes of its kernel's outputs and inputs
     operations: frozenset[str] = frozenset()  # of one of CLOSED, the names of all operations in its bodies
     copies: tuple[Node, ...] = ()
     place: tuple[int, int] | None = None  # of an operation: its number in the program, and the index of this result
@@ -230,8 +229,6 @@ class Graph:
             if name in CONTRACTIONS:
                 node.summed, node.number = summed(equation), self._contractions
                 self._contractions += 1
-            if name == "conv_general_dilated":
-                node.kernel = tuple(parameters["dimension_numbers"].rhs_spec[:2])
             if name == "dot_general":
                 node.axes, batch = parameters["dimension_numbers"]
                 node.heads = len(batch[0])

@@ -9,27 +9,11 @@ import numpy as np
 
 from depthmup.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored
 from depthmup.graph.homogeneity import Parts, homogeneous_in
-from depthmup.graph.jaxpr import CLOSED, KNOWN
+from depthmup.graph.jaxpr import KNOWN
 
 SOFTMAX = ("exp", "exp2")
 GATES = ("logistic", "max")  # they make weights of attention logits without a softmax, and gates elsewhere
 LARGE = 2.0**10  # the size of weights behind which a norm is looked for
-
-
-def contracted(graph: Graph) -> dict[str, int]:
-    """{path of a parameter: the axis that a product sums over, and that alone}, as in a matrix with one output: a
-    gate or a readout h @ v or (h * v).sum(-1), of several heads or not. Scales and biases act on each entry."""
-    axes = {}
-    for node in graph.nodes:
-        factors = _factors(node)
-        for operand, other in (factors, factors[::-1]) if factors else ():
-            parameter = as_stored(operand)
-            alike = [axis for axis, size in enumerate(parameter.shape) if size == node.summed]
-            outputs = np.size(node.value) * node.summed
-            one_output = parameter.path and len(alike) == 1 and outputs == np.size(other.value)
-            if one_output and (node.op == "dot_general" or _sums_over(graph, node, parameter, alike[0])):
-                axes[parameter.path] = alike[0]
-    return axes
 
 
 def applied(graph: Graph) -> dict[str, Node]:
@@ -42,7 +26,7 @@ def applied(graph: Graph) -> dict[str, Node]:
             matrix = node.op == "dot_general" and len(parameter.shape) == 2
             parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a stack
             stored = operand.operands[0] if operand.op == "convert_element_type" else operand
-            kernel = node.kernel and stored is parameter
+            kernel = node.op == "conv_general_dilated" and stored is parameter
             # The members of an ensemble lie along the first axis, in one product.
             stacked = len(parameter.shape) == len(operand.shape) == 3 and parameter.shape[0] == operand.shape[0]
             members = stacked and bool(node.axes) and node.axes[number] in ((1,), (2,))
@@ -61,25 +45,9 @@ def behind(graph: Graph) -> dict[Node, frozenset[str]]:
     return result
 
 
-def elementwise(graph: Graph) -> frozenset[str]:
-    """The paths of the parameters that no product applies and from which no rows are taken: each entry acts alone."""
-    others = {node for node in graph.nodes if node.op in (*PRODUCTS, *CLOSED, "gather", "scan")}.union(unseen(graph))
-    ancestors = (graph.ancestors(operand) for node in others for operand in node.operands if operand not in graph.fed)
-    return frozenset(n.path for n in graph.nodes if n.path) - {n.path for nodes in ancestors for n in nodes}
-
-
 def unseen(graph: Graph) -> list[Node]:
     """The operations on activations that the graph evaluates without seeing what they do."""
     return [node for node in graph.nodes if node.place and node.op not in KNOWN and node in graph.fed]
-
-
-def _sums_over(graph: Graph, total: Node, parameter: Node, axis: int) -> bool:
-    """Whether all entries along an axis of a parameter act on the same numbers of a sum, not each on its own."""
-    shape = [-1 if a == axis else 1 for a in range(len(parameter.shape))]
-    moved = (parameter.value + row.reshape(shape) for row in np.eye(parameter.shape[axis])[:2])
-    values = (graph.changed({parameter: value}, graph.ancestors(total)) for value in moved)
-    one, other = (np.not_equal(changed.get(total, total.value), total.value) for changed in values)
-    return bool(np.array_equal(one, other))
 
 
 def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:

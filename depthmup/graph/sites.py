@@ -30,11 +30,10 @@ class Site:
       "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
         layer (before) makes of activations;
       "applied": a matrix or the kernel of a convolution (inside) that a product applies to activations;
-      "contracted": a parameter (inside) that a product sums over along one axis, as a matrix of one output;
       "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
       "unseen": what an operation (where) computes that is not JAX's own, of parameters (inside) or of none;
-      "unused": parameters (inside) on which the logits do not depend; "elementwise": those whose entries act alone;
-        "offset": those to which 1 is added before they act.
+      "unused": parameters (inside) on which the logits do not depend; "offset": those to which 1 is added before they
+        act.
     parts: parameters in which the value is homogeneous of degree 1 and which act on nothing else; None if there are
       none.
     where: the operation that ends the value, for messages; one of CLOSED if the value is inside, where it is not seen;
@@ -54,21 +53,15 @@ class Site:
       weights: all parameters that products alone apply to activations (`products.weights`), but those that stand in one
         product with a part, as the direction of a normalized weight does.
       normalized: those outside the branches whose size a norm behind them takes away.
-    Field of a contracted parameter
-      axis: the one that the product sums over.
     Field of an applied matrix
       behind: the parameters that act on what becomes of its product.
     Fields of an attention, a bilinear product and an applied matrix
       inside: the parameters of the layers that make queries and keys.
       one_unit_norm: whether the queries or the keys, not both, have norm 1. head_dim: the head size.
-      product: the number of its product in `contractions`. kernel: `Node.kernel`.
+      product: the number of its product in `contractions`.
     """
 
-    kind: (
-        Kind
-        | Literal["sum", "bilinear", "cosine", "applied", "contracted", "again"]
-        | Literal["unseen", "unused", "elementwise", "offset"]
-    )
+    kind: Kind | Literal["sum", "bilinear", "cosine", "applied", "again"] | Literal["unseen", "unused", "offset"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -81,12 +74,10 @@ class Site:
     multiplier: float = 1.0
     weights: frozenset[str] = frozenset()
     normalized: frozenset[str] = frozenset()
-    axis: int = 0
     behind: frozenset[str] = frozenset()
     one_unit_norm: bool = False
     head_dim: int = 0
     product: int = 0
-    kernel: tuple[int, ...] = ()
     where: str = ""
 
 
@@ -106,15 +97,12 @@ def sites(
         if not np.isnan(graph.output.value).any():
             break
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
-    contracted = products.contracted(graph)
     branches = _branches(graph)
     inside = frozenset[str]().union(*(site.inside for site in branches))
     return [
         *branches,
         *_applied(graph),
-        *(Site("contracted", None, frozenset([path]), axis=axis) for path, axis in contracted.items()),
         *([Site("unused", None, unused)] if unused else []),
-        Site("elementwise", None, products.elementwise(graph)),
         *(Site("unseen", None, graph.parameters_of(node), where=node.op) for node in products.unseen(graph)),
         *([Site("offset", None, graph.offset)] if graph.offset else []),
         *_attentions(graph),
@@ -131,9 +119,7 @@ def last_matrices(sites: Iterable[Site], growing: Collection[str]) -> frozenset[
 def _applied(graph: Graph) -> Iterator[Site]:
     behind = products.behind(graph)
     for path, product in products.applied(graph).items():
-        yield Site(
-            "applied", None, frozenset([path]), behind=behind[product], product=product.number, kernel=product.kernel
-        )
+        yield Site("applied", None, frozenset([path]), behind=behind[product], product=product.number)
 
 
 def _branches(graph: Graph) -> list[Site]:

@@ -4,8 +4,10 @@ The algorithm looks at four trees of shapes, which `jax.eval_shape` makes withou
 
     T = shapes(w, d)    W = shapes(2w, d)    Q = shapes(4w, d)    D = shapes(w, 2d)    (heads stay divisible)
 
-Shapes decide. Where they cannot, names and neighbours that several libraries share decide (names.py). One error asks
-for the rest and prints an `overrides=` to paste. Every leaf gets a role, or the call fails and names the leaf.
+`setup` hands in what the products of the forward pass do with each axis (graph/axes.py): this decides roles and fans of
+the weights, whatever they are called and however they are stored. Where no product tells, shapes decide, and where they
+cannot, names and neighbours that several libraries share (names.py). One error asks for the rest and prints an
+`overrides=` to paste. Every leaf gets a role, or the call fails and names the leaf.
 
  0. Overrides (overrides.py) win over every rule below. `infer_specs` describes their values.
  1. Leaves that are not arrays of real or complex numbers are passed over. Their spec is None.

@@ -28,6 +28,7 @@ def infer_specs(
     overrides: Mapping[str, str] | None = None,
     inside: Callable[[], Mapping[str, Place]] | None = None,
     ends: Callable[[Collection[str]], Mapping[str, Role]] | None = None,
+    axes: Mapping[str, str] | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
     computed.
@@ -50,6 +51,8 @@ def infer_specs(
       ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, for parameters
         whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are
         no weights of a product. It is called only where shapes do not tell.
+      axes: {path: a letter for each axis, as in overrides}, what the products of the forward pass do with parameters;
+        shapes and names decide for the others alone.
 
     Without `ends` only one parameter may look like a readout (which the output factor multiplies); where several
     do, overrides must say what each is.
@@ -66,11 +69,12 @@ def infer_specs(
     blocks = Blocks(shapes.base, shapes.deep, {name: shapes.growing(name) for name in shapes.base}, rules)
     stacked, branch = _places(blocks, rules, residual, inside, unclear)
     leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
-    roles = Roles(leaves, checked_layout(layout, leaves, rules))
-    roled = _roles(roles, rules, branch, unclear)
+    shown = axes or {}
+    roles = Roles(leaves, checked_layout(layout, leaves, {**shown, **rules}))
+    roled = _roles(roles, rules, shown, branch, unclear)
     growing = [name for name, leaf in leaves.items() if leaf.grow]
-    shown = (lambda: ends(growing)) if ends else None
-    lookalikes, why = readouts(roles, roled, settled, branch, shown)
+    heads = (lambda: ends(growing)) if ends else None
+    lookalikes, why = readouts(roles, roled, settled, branch, heads)
     if why:
         unclear.names.update(lookalikes)
         unclear.reasons.append(why)
@@ -79,11 +83,11 @@ def infer_specs(
     if unclear.reasons:
         raise unclear.error(init_fn, depth, roled, branch)
     specs = [
-        ParamSpec(name, role, branch[name], shapes.base[name], *fans(role, axes, leaves[name].shape), width, depth,
+        ParamSpec(name, role, branch[name], shapes.base[name], *fans(role, letters, leaves[name].shape), width, depth,
                   stacked[name], in_stream=rules.get(name, Override()).place == "stream")
-        for name, (role, axes) in cast("dict[str, tuple[Role, str]]", roled).items()
+        for name, (role, letters) in cast("dict[str, tuple[Role, str]]", roled).items()
     ]  # fmt: skip
-    check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, shown)
+    check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, heads)
     return jax.tree.unflatten(shapes.structure, specs)
 
 
@@ -171,7 +175,13 @@ def _leaf(shapes: Trees, name: str, stacked: int | None) -> Leaf:
     return Leaf(name, tuple((narrow[a], doubled[a]) for a in axes), tuple(i for i, a in enumerate(axes) if a in grow))
 
 
-def _roles(roles: Roles, rules: Mapping[str, Override], branch: Mapping[str, bool], unclear: _Unclear) -> Roled:
+def _roles(
+    roles: Roles,
+    rules: Mapping[str, Override],
+    shown: Mapping[str, str],
+    branch: Mapping[str, bool],
+    unclear: _Unclear,
+) -> Roled:
     roled: Roled = {}
     for name, leaf in roles.leaves.items():
         rule, odd = rules.get(name, Override()), unclear.irregular(name)
@@ -179,8 +189,14 @@ def _roles(roles: Roles, rules: Mapping[str, Override], branch: Mapping[str, boo
             roled[name] = overridden_role(name, unclear.shapes.base[name], rule, leaf, roles, branch[name])
             continue
         try:
-            role = roles.role(leaf, branch[name])
-            roled[name] = role, "o" * len(leaf.sizes) if role in ("vector", "scalar") else axes_for(role, leaf, roles)
+            if name in shown:
+                shape, of_products = unclear.shapes.base[name], Override(axes=shown[name])
+                role, letters = overridden_role(name, shape, of_products, leaf, roles, branch[name])
+                roled[name] = role, roles.without_experts(leaf, letters)
+            else:
+                role = roles.role(leaf, branch[name])
+                alone = role in ("vector", "scalar")
+                roled[name] = role, "o" * len(leaf.sizes) if alone else axes_for(role, leaf, roles)
             if odd is not None:
                 unclear.ask(name, odd)
         except Unclear as error:

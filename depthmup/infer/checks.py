@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from depthmup.infer import names
 from depthmup.infer.overrides import Override
@@ -11,11 +11,12 @@ from depthmup.parameterization import Role
 from depthmup.specs import Layout, ParamSpec, SpecError
 
 
-def checked_layout(layout: Layout | None, leaves: Mapping[str, Leaf], rules: Mapping[str, Override]) -> Layout:
-    """The layout. Raises SpecError if biases contradict it or, where the caller gave none, if names do."""
+def checked_layout(layout: Layout | None, leaves: Mapping[str, Leaf], known: Collection[str]) -> Layout:
+    """The layout. Raises SpecError if biases contradict it or, where the caller gave none, if names do. known: the
+    parameters that need no layout."""
     assumed: Layout = layout or "in_out"
     roles, opposite = Roles(leaves, assumed), "out_in" if assumed == "in_out" else "in_out"
-    inferred = {name: leaf for name, leaf in leaves.items() if name not in rules}
+    inferred = {name: leaf for name, leaf in leaves.items() if name not in known}
     for name, leaf in inferred.items():
         if roles.misplaced(leaf):
             letters = roles.axes_from_bias(leaf)

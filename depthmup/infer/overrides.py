@@ -50,22 +50,6 @@ def placed_by(overrides: Mapping[str, str], names: Iterable[str]) -> set[str]:
     return {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
 
 
-def with_roles(overrides: Mapping[str, str], roles: Mapping[str, str]) -> dict[str, str]:
-    """Overrides in which a parameter that only gets a place from them has the role or the axes that `roles` say, and so
-    has one that gets nothing. roles: {path: a role, or letters of axes}."""
-    rules = dict[str, Override]()
-    for pattern, value in overrides.items():
-        matched = [path for path in roles if fnmatch.fnmatchcase(path, pattern)]
-        rules.update(dict.fromkeys(matched, _parse(pattern, value)))
-    placed = {
-        path: f"{rule.place}/{roles[path]}" if roles[path] in ROLES else f"{rule.place} {roles[path]}"
-        for path, rule in rules.items()
-        if rule.role is None and rule.axes is None
-    }
-    others = {pattern: value for pattern, value in {**roles, **overrides}.items() if pattern not in placed}
-    return {**others, **placed}
-
-
 def _parse(pattern: str, value: str) -> Override:
     words, _, axes = value.partition(" ")
     if value and set(value) <= set(AXES):

@@ -188,6 +188,12 @@ class Roles:
         states = [o for o in self._siblings(leaf) if names.is_state(o.path) and names.last(o.path) != "A"]
         return bool(names.is_to_state(leaf.path) and states) and len(leaf.sizes) in (2, 3)
 
+    def without_experts(self, leaf: Leaf, letters: str) -> str:
+        """The letters of a product, in which experts that all see each input, and whose outputs are added, look like
+        heads: their name alone tells them."""
+        among_matrices = len(letters) > 2 and 0 not in leaf.grow and set(letters[1:]) == {"i", "o"}
+        return "-" + letters[1:] if among_matrices and names.is_expert(leaf.path) else letters
+
     def _has_copies(self, leaf: Leaf) -> bool:
         """Whether the first axis counts experts: by a name, or because a router beside it has as many outputs."""
         return names.is_expert(leaf.path) or (leaf.shape[0] > 1 and leaf.shape[0] in self.routed)
@@ -317,4 +323,6 @@ def _role_of_axes(axes: str, leaf: Leaf, in_branch: bool) -> Role:
         return "hidden"
     if "i" in sides:
         return "output" if in_branch else "readout"
-    return ("input" if "i" in axes else "vector") if "o" in sides else "fixed"
+    if "o" in sides:
+        return "input" if "i" in axes else "vector"
+    return "vector" if "-" in sides else "fixed"  # more blocks of a block-diagonal matrix, all of one size
