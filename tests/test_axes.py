@@ -77,6 +77,7 @@ CASES = {
     "one output": (lambda h, w: h @ w, (8,), "i"),
     "one output, by hand": (lambda h, w: (h * w).sum(-1), (8,), "i"),
     "one output, scaled": (lambda h, w: (0.5 * (h * w)).sum(-1), (8,), "i"),
+    "multiplied and summed": (lambda h, w: (h[..., None] * w).sum(-2), (8, 5), "io"),
     "one input": (lambda h, w: h[..., :1] @ w, (1, 5), "io"),
     "looked up": (lambda h, w: w[h[..., 0].astype(int)], (20, 8), "io"),
     "looked up in columns": (lambda h, w: w[:, h[..., 0].astype(int)], (8, 20), "oi"),
@@ -107,6 +108,8 @@ def test_entry_by_entry():
     assert both.elementwise == {"scale", "positions"}
     assert both.axes == {"kernel": "io"}
     assert both.layout == "in_out"
+    outer = uses(lambda h, decay: jnp.exp(jnp.einsum("btd,dn->btdn", h, decay)).mean(-1), H, decay=(8, 8))
+    assert outer[:2] == ({}, {"decay"})
     assert uses(lambda h, a, b: h @ a.T @ b.T, H, a=(5, 8), b=(7, 5)).layout == "out_in"
     assert uses(lambda h, a: h + a, H, a=(8,)).layout is None
 

@@ -236,3 +236,72 @@ def test_a_kernel_is_not_seen():
         lambda width, depth: Fused(width, depth, fused), overrides={"up_*": "branch/hidden", "down_*": "branch/hidden"}
     )
     assert settled == []
+
+
+class Summed(nn.Module):
+    """An MLP whose products are written as multiply-and-sum, as kernels on small widths are."""
+
+    width: int
+    depth: int
+    by_hand: bool
+
+    @nn.compact
+    def __call__(self, x):
+        def apply(h, name, features):
+            kernel = self.param(name, nn.initializers.lecun_normal(), (h.shape[-1], features))
+            return (h[..., None] * kernel).sum(-2) if self.by_hand else h @ kernel
+
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.relu(apply(nn.LayerNorm(name=f"norm_{i}")(h), f"up_{i}", 2 * self.width))
+            h = h + apply(y, f"down_{i}", self.width)
+        return nn.Dense(5, name="head")(h)
+
+
+def test_a_product_is_one_however_it_is_written():
+    by_hand, _ = setup(lambda width, depth: Summed(width, depth, True))
+    products, _ = setup(lambda width, depth: Summed(width, depth, False))
+    assert by_hand == products
+    assert by_hand["up_0"].placed_role == "branch/hidden"
+
+
+class AllLayersAtOnce(nn.Module):
+    """One matrix makes what each block takes its part of, as Gemma 3n's inputs of each layer."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        parts = nn.Dense(4 * self.depth, use_bias=False, name="parts")(h).reshape(len(x), self.depth, 4)
+        for i in range(self.depth):
+            gate = nn.Dense(4, name=f"gate_{i}")(nn.LayerNorm(name=f"norm_{i}")(h))
+            h = h + nn.Dense(self.width, name=f"out_{i}")(nn.gelu(gate) * parts[:, i])
+        return nn.Dense(5, name="head")(h)
+
+
+def test_outputs_for_all_blocks_are_no_stack():
+    specs, _ = setup(AllLayersAtOnce)
+    parts = specs["parts/kernel"]
+    assert (parts.placed_role, parts.stack_axis, parts.fan_in, parts.fan_out) == ("branch/output", None, 32, 16)
+
+
+class Hypernetwork(nn.Module):
+    """What a layer makes of the inputs is the matrix of each block."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, w = nn.Dense(self.width, name="embed")(x), self.width
+        for i in range(self.depth):
+            matrix = nn.Dense(w * w, use_bias=False, name=f"hyper_{i}")(x[:, :4]).reshape(-1, w, w) / w
+            h = h + nn.relu(jnp.einsum("bi,bio->bo", nn.LayerNorm(name=f"norm_{i}")(h), matrix))
+        return nn.Dense(5, name="head")(h)
+
+
+def test_a_layer_that_makes_matrices_is_no_layer_that_doubles():
+    with pytest.raises(dm.SpecError, match=r"hyper_0/kernel: axis 1 grows from 1024 to 4096 to 16384"):
+        setup(Hypernetwork)

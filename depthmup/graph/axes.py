@@ -297,6 +297,7 @@ def _ragged_dot_general(reader: _Reader, equation: Any, operands: list[Value]) -
 def _contract(reader: _Reader, equation: Any, operands: list[Value], numbers: Any) -> Value:
     contracted, copies = numbers
     if not contracted[0]:  # it sums over nothing, as an outer product
+        reader.elementwise.update(*(operand.paths for operand in operands))
         return reader._result(equation.outvars[0], operands, ())
     letters = [_letters(operand, *of) for operand, *of in zip(operands, contracted, copies, strict=True)]
     for activation, weight, shared in zip(operands, operands[::-1], copies, strict=True):

@@ -67,9 +67,9 @@ def infer_specs(
     shapes.check_width(width, rules, settled)
     unclear = _Unclear(shapes, width)
     blocks = Blocks(shapes.base, shapes.deep, {name: shapes.growing(name) for name in shapes.base}, rules)
-    stacked, branch = _places(blocks, rules, residual, inside, unclear)
-    leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
     shown = axes or {}
+    stacked, branch = _places(blocks, rules, residual, inside, shown, unclear)
+    leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
     roles = Roles(leaves, checked_layout(layout, leaves, {**shown, **rules}))
     roled = _roles(roles, rules, shown, branch, unclear)
     growing = [name for name, leaf in leaves.items() if leaf.grow]
@@ -136,6 +136,7 @@ def _places(
     rules: Mapping[str, Override],
     residual: bool,
     inside: Callable[[], Mapping[str, Place]] | None,
+    shown: Mapping[str, str],
     unclear: _Unclear,
 ) -> tuple[dict[str, int | None], dict[str, bool]]:
     """({path: stack axis}, {path: whether it is in a branch})"""
@@ -145,7 +146,9 @@ def _places(
         given_place = rules.get(name, Override()).place
         stacked[name], branch[name] = None, given_place == "branch"
         try:
-            stacked[name] = blocks.axis(name)
+            axis = blocks.axis(name)
+            joined = axis is not None and shown.get(name, "-" * axis + "-")[axis] != "-"  # outputs for all blocks
+            stacked[name] = None if joined else axis
         except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
             if given_place is None and residual:
                 branch[name] = unclear.ask(name, error) == "branch"
@@ -156,7 +159,7 @@ def _places(
                 is_shortcut = names.is_shortcut(name) and not (inside and inside().get(name) == "branch")
                 in_stack = stacked[name] is not None and not is_shortcut
                 branch[name] = in_stack or blocks.contain(name, is_shortcut)
-                if not (branch[name] or is_shortcut) and inside and blocks.repeats_otherwise(name):
+                if not (branch[name] or is_shortcut) and inside and (joined or blocks.repeats_otherwise(name)):
                     branch[name] = inside().get(name) == "branch"
             except Unclear as error:
                 place = inside().get(name) if inside else None
