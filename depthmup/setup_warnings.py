@@ -50,7 +50,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     if source.depth_in_init:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
     if p.table.width:
-        texts.append(_joined(source, width, small[1]))
+        texts.append(_joined(source, *small))
     if takes_factors:
         texts.append(_factors(source, *base))
     if source.fan_in_init is None:

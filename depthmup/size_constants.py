@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,17 +12,24 @@ import jax
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from depthmup.graph import COPIES, bind, inner_jaxpr
+from depthmup.graph import ADDITIONS, CONTRACTIONS, COPIES, bind, inner_jaxpr
 from depthmup.specs import PyTree, flatten_shapes, starred
+
+# Operations that hand a number on which multiplies their operand.
+LINEAR = (
+    *(*COPIES, *ADDITIONS, "sub", "neg", "max", "min", "select_n", "clamp", "tanh"),
+    *("concatenate", "split", "slice", "dynamic_slice", "gather", "pad", "rev"),
+)
 
 
 class Constant(NamedTuple):
     """A number that multiplies a value of the forward pass. behind: the last parameter in front of it. normalized:
-    whether the value is behind a norm, as in x / ||x|| * sqrt(width)."""
+    whether the value is behind a norm, as in x / ||x|| * sqrt(width). order: its place among the program's numbers."""
 
     value: float
     behind: str
     normalized: bool = False
+    order: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +39,8 @@ class _Value:
     number: what all its entries are, if that depends on no argument. behind: the last parameter that it depends on.
     is_sum: whether it is a sum over entries. is_norm: the root of one. is_normalized: divided by one.
     is_square: whether it is a square. is_moment: a sum of squares over entries, times any number.
+    constants: the numbers that multiplied it since the last of CONTRACTIONS. products: the numbers of those that it is
+      made of since then, as a sum of two products of queries and keys is.
     """
 
     number: float | None = None
@@ -40,6 +50,8 @@ class _Value:
     is_normalized: bool = False
     is_square: bool = False
     is_moment: bool = False
+    constants: frozenset[Constant] = frozenset()
+    products: frozenset[int] = frozenset()
 
 
 class Change(NamedTuple):
@@ -82,56 +94,83 @@ def constants(closed: Any, params: PyTree) -> list[Constant]:
     closed: the traced forward pass; its first arguments are the parameters.
     """
     alive, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    paths = flatten_shapes(params)[0]
-    arguments = [_Value(behind=path) for path in paths] + [_Value()] * (len(alive.invars) - len(paths))
-    result: list[Constant] = []
-    _walk(alive, [_known(value) for value in closed.consts], arguments, result)
-    return result
+    return _Reader(alive, closed.consts, params).constants
 
 
-def _walk(jaxpr: Any, consts: Sequence[_Value], arguments: Sequence[_Value], result: list[Constant]) -> list[_Value]:
-    """What is known of the results of a jaxpr; its constants are added to `result`."""
-    values: dict[Any, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-
-    def value_of(atom: Any) -> _Value:
-        return _known(atom.val) if hasattr(atom, "val") else values[atom]
-
-    for equation in jaxpr.eqns:
-        operands, inner = [*map(value_of, equation.invars)], inner_jaxpr(equation)
-        if inner is not None:
-            results = _walk(inner[0], [_known(value) for value in inner[1]], operands, result)
-        else:
-            results = [_result(equation, operands, result)] * len(equation.outvars)
-        values.update(zip(equation.outvars, results, strict=True))
-    return [value_of(atom) for atom in jaxpr.outvars]
+def constants_of_products(closed: Any, params: PyTree) -> dict[int, list[Constant]]:
+    """{number of a product in `contractions`: the numbers that multiply its two factors behind the layers that make
+    them, and the product itself before another operation than sums, masks and caps, in the order of the program}"""
+    products = _Reader(closed.jaxpr, closed.consts, params).products
+    return {number: sorted(of, key=lambda constant: constant.order) for number, of in products.items()}
 
 
-def _result(equation: Any, operands: Sequence[_Value], result: list[Constant]) -> _Value:
-    name, numbers = equation.primitive.name, [operand.number for operand in operands if operand.number is not None]
-    if name in COPIES:
-        return operands[0]
-    if operands and len(numbers) == len(operands):
-        return _folded(equation, numbers)
-    changed = [operand for operand in operands if operand.number is None]
-    behind = next((operand.behind for operand in reversed(changed) if operand.behind), "")
-    if name in ("mul", "div") and len(changed) == len(numbers) == 1:
-        (value,), (number,) = changed, numbers
-        if behind and not (value.is_sum or value.is_moment):
+class _Reader:
+    """Reads a program. constants: as `constants` returns them. products: {number of one of CONTRACTIONS: the numbers
+    that multiply it and its factors}."""
+
+    def __init__(self, jaxpr: Any, consts: Sequence[Any], params: PyTree) -> None:
+        self.constants: list[Constant] = []
+        self.products: dict[int, set[Constant]] = {}
+        self._orders = itertools.count()
+        paths = flatten_shapes(params)[0]
+        arguments = [_Value(behind=path) for path in paths] + [_Value()] * (len(jaxpr.invars) - len(paths))
+        self._read(jaxpr, [_known(value) for value in consts], arguments)
+
+    def _read(self, jaxpr: Any, consts: Sequence[_Value], arguments: Sequence[_Value]) -> list[_Value]:
+        """What is known of the results of a jaxpr."""
+        values: dict[Any, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+
+        def value_of(atom: Any) -> _Value:
+            return _known(atom.val) if hasattr(atom, "val") else values[atom]
+
+        for equation in jaxpr.eqns:
+            operands, inner = [*map(value_of, equation.invars)], inner_jaxpr(equation)
+            if inner is not None:
+                results = self._read(inner[0], [_known(value) for value in inner[1]], operands)
+            else:
+                results = [self._result(equation, operands)] * len(equation.outvars)
+            values.update(zip(equation.outvars, results, strict=True))
+        return [value_of(atom) for atom in jaxpr.outvars]
+
+    def _result(self, equation: Any, operands: Sequence[_Value]) -> _Value:
+        name, numbers = equation.primitive.name, [operand.number for operand in operands if operand.number is not None]
+        contraction = name in CONTRACTIONS
+        product = frozenset([len(self.products)]) if contraction else frozenset[int]()
+        if contraction:
+            self.products[len(self.products)] = set().union(*(operand.constants for operand in operands))
+        if name in COPIES:
+            return operands[0]
+        if operands and len(numbers) == len(operands):
+            return _folded(equation, numbers)
+        changed = [operand for operand in operands if operand.number is None]
+        behind = next((operand.behind for operand in reversed(changed) if operand.behind), "")
+        if name in ("mul", "div") and len(changed) == len(numbers) == 1:
+            (value,), (number,) = changed, numbers
+            if value.is_sum or value.is_moment or not (behind or value.products):
+                return dataclasses.replace(value, is_sum=False)  # a mean
             divides = name == "div" and operands[1].number
-            result.append(Constant(1 / number if divides else number, behind, value.is_normalized))
-        return dataclasses.replace(value, is_sum=False)  # a mean
-    of_sum, of_norm = any(value.is_sum for value in operands), any(value.is_norm for value in operands)
-    kept = name in ("add", "max", "min")  # eps
-    squares = name == "dot_general" and equation.invars[0] is equation.invars[1]  # einsum("...d,...d->...", x, x)
-    moment = squares or (name == "reduce_sum" and any(value.is_square for value in operands))
-    return _Value(
-        behind=behind,
-        is_sum=name == "reduce_sum" or squares or (kept and of_sum),
-        is_norm=(name in ("sqrt", "rsqrt") and of_sum) or (kept and of_norm),
-        is_square=name == "square" or (name == "integer_pow" and equation.params["y"] == 2),
-        is_moment=moment or ((kept or name in ("sub", "select_n")) and any(value.is_moment for value in operands)),
-        is_normalized=name in ("mul", "div") and (of_norm or any(value.is_normalized for value in operands)),
-    )
+            constant = Constant(1 / number if divides else number, behind, value.is_normalized, next(self._orders))
+            if behind:
+                self.constants.append(constant)
+            for multiplied in value.products:
+                self.products[multiplied].add(constant)
+            return dataclasses.replace(value, constants=value.constants | {constant})
+        of_sum, of_norm = any(value.is_sum for value in operands), any(value.is_norm for value in operands)
+        kept = name in ("add", "max", "min")  # eps
+        squares = name == "dot_general" and equation.invars[0] is equation.invars[1]  # einsum("...d,...d->...", x, x)
+        moment = squares or (name == "reduce_sum" and any(value.is_square for value in operands))
+        # A norm takes the numbers away that multiply what it divides.
+        linear = name in LINEAR or (name in ("mul", "div") and not of_norm)
+        return _Value(
+            behind=behind,
+            is_sum=name == "reduce_sum" or squares or (kept and of_sum),
+            is_norm=(name in ("sqrt", "rsqrt") and of_sum) or (kept and of_norm),
+            is_square=name == "square" or (name == "integer_pow" and equation.params["y"] == 2),
+            is_moment=moment or ((kept or name in ("sub", "select_n")) and any(value.is_moment for value in operands)),
+            is_normalized=name in ("mul", "div") and (of_norm or any(value.is_normalized for value in operands)),
+            constants=frozenset[Constant]().union(*(value.constants for value in operands)) if linear else frozenset(),
+            products=product.union(*(value.products for value in operands)) if linear else product,
+        )
 
 
 def _folded(equation: Any, numbers: Sequence[Any]) -> _Value:

@@ -11,7 +11,6 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from os.path import commonpath, dirname
 from typing import Any
 
 import jax
@@ -24,12 +23,23 @@ from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, contractions, sites, traced, uses_of
 from depthmup.infer import infer_specs
 from depthmup.infer.overrides import placed_by
-from depthmup.parameterization import Parameterization
-from depthmup.size_constants import Change, Constant, changes, constants
-from depthmup.specs import Layout, ParamSpec, Place, PyTree, flatten_shapes, is_spec, leaves_of, starred
+from depthmup.infer.roles import NEEDED
+from depthmup.parameterization import Parameterization, Role
+from depthmup.size_constants import Constant, changes, constants, constants_of_products
+from depthmup.specs import Layout, ParamSpec, Place, PyTree, SpecError, flatten_shapes, is_spec, leaves_of, starred
 
 # {power of 1/head_dim: that of products of queries and keys}; fourth roots multiply both queries and keys
 HEAD_POWERS = {1.0: 1.0, 0.5: 0.5, 0.25: 0.5}
+# {role: whether (the fan-in, the fan-out) grows with width}
+FANS_THAT_GROW: dict[Role, tuple[bool, bool]] = {
+    "input": (False, True),
+    "hidden": (True, True),
+    "output": (True, False),
+    "readout": (True, False),
+    "vector": (False, True),
+    "scalar": (False, False),
+    "fixed": (False, False),
+}
 SHALLOW = 4  # depth of the forward pass where no base depth is given
 
 
@@ -140,25 +150,34 @@ class Source:
         multiplies it by}: 1/2 in most models, 0 (T5), or 1. Two square roots count as one. To divide queries or keys by
         their norm is a power of 1/2.
 
-        A number belongs to the attentions whose layers have the paths nearest to that of the parameter in front of it.
+        A number belongs to the products whose factors it multiplies, behind the layers that make them, and to those
+        that it multiplies before the softmax.
         """
         width, _ = self.traced_shape(width, depth)
         attentions = self._attentions(width, depth)
         fixed = self._fixed(attentions, width, depth)
         growing = [site for site in attentions if site not in fixed]
 
-        def numbers(width: int) -> list[Constant]:
-            # Without the sqrt(head_dim) of q / ||q|| * sqrt(head_dim), which is a part of the norm.
-            return [number for number in self.numbers(width, depth) if number.value < 1 or not number.normalized]
+        def numbers(width: int) -> dict[int, list[Constant]]:
+            closed, params = self._program(width, depth).closed, self.model(width, depth).shapes[0]
+            return self._once_of_models(
+                ("numbers of products", width, depth), lambda: constants_of_products(closed, params)
+            )
 
-        powers = {site.product: [0.0] for site in growing}
-        for change in changes(numbers(width), numbers(2 * width), str) if growing else ():
-            for path in change.behind:
-                for site in _nearest(growing, path):
-                    powers[site.product] += _head_powers(change, path, site)
-        # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
-        signed = {site: powers[site.product] for site in growing}
-        return {site.product: max(of) + min(of) + 0.5 * site.one_unit_norm for site, of in signed.items()}
+        result = dict[int, float]()
+        for site in growing:
+            # Without the sqrt(head_dim) of q / ||q|| * sqrt(head_dim), which is a part of the norm.
+            small, large = (
+                [number for number in numbers(size)[site.product] if number.value < 1 or not number.normalized]
+                for size in (width, 2 * width)
+            )
+            powers = [0.0]
+            for change in changes(small, large, lambda _: ""):
+                powers += [p for part, p in HEAD_POWERS.items() if change.size(-part) == site.head_dim]
+                # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
+                powers += [-p for part, p in HEAD_POWERS.items() if change.size(part) == site.head_dim]
+            result[site.product] = max(powers) + min(powers) + 0.5 * site.one_unit_norm
+        return result
 
     def _fixed(self, attentions: Sequence[Site], width: int, depth: int) -> list[Site]:
         """Those of these attentions and products whose heads have the same size at twice the width."""
@@ -238,9 +257,12 @@ class Source:
 
     def roles(self, width: int, depth: int) -> PyTree:
         """The specs, without the places of factors."""
-        return self._once(
-            ("roles", width, depth), lambda: self._extended(self.roles, width, depth) or self._inferred(width, depth)
-        )
+
+        def specs() -> PyTree:
+            extended = self._extended(self.roles, width, depth) or self._widened(width, depth)
+            return extended or self._inferred(width, depth)
+
+        return self._once(("roles", width, depth), specs)
 
     def specs(self, width: int, depth: int) -> PyTree:
         """The specs, with the places of factors in a model that takes none."""
@@ -381,6 +403,35 @@ class Source:
         needless = self._fixed(based, narrow, depth)
         return [site for site in sites if site not in needless]
 
+    def _widened(self, width: int, depth: int) -> PyTree | None:
+        """The roles at the width of the traced forward pass, for the parameters at this one. None where an axis does
+        not grow as the width does, which is then a question, or where no role is known there."""
+        narrow, _ = self.traced_shape(width, depth)
+        if narrow == width:
+            return None
+        try:
+            known = {spec.path: spec for spec in leaves_of(self.roles(narrow, depth))}
+        except SpecError:
+            return None  # the error of this width is raised
+        few, many = (self.model(size, depth).shapes[0] for size in (narrow, 2 * narrow))
+        shapes, twice = (flatten_shapes(of)[0] for of in (few, many))
+        at_width, structure = flatten_shapes(self.model(width, depth).shapes[0])
+        if not known.keys() == shapes.keys() == twice.keys() == at_width.keys():
+            return None
+        leaves: list[ParamSpec] = []
+        for path, spec in known.items():
+            grows = [size != double for size, double in zip(shapes[path], twice[path], strict=True)]
+            scaled = [size * width if grow else size * narrow for size, grow in zip(shapes[path], grows, strict=True)]
+            if [size * narrow for size in at_width[path]] != scaled or sum(grows) != NEEDED[spec.role]:
+                return None
+            fan_in, fan_out = (
+                fan * width // narrow if fan_grows else fan
+                for fan, fan_grows in zip((spec.fan_in, spec.fan_out), FANS_THAT_GROW[spec.role], strict=True)
+            )
+            shape = at_width[path]
+            leaves.append(dataclasses.replace(spec, shape=shape, fan_in=fan_in, fan_out=fan_out, width=width))
+        return jax.tree.unflatten(structure, leaves)
+
     def _extended(self, specs_at: Callable[[int, int], PyTree], width: int, depth: int) -> PyTree | None:
         """The specs of a shallow model for the parameters of a deep one, or None if they do not tell all of them."""
         if self.shallow(depth) == depth:
@@ -412,29 +463,6 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
     stacked = list(spec.shape)
     stacked[spec.stack_axis] = stacked[spec.stack_axis] * depth // spec.depth
     return tuple(shape) == tuple(stacked)
-
-
-def _nearest(sites: Sequence[Site], path: str) -> list[Site]:
-    """The sites whose layers share the longest beginning of their paths with this one, and those that share a layer
-    with them: a number may multiply the sum of two products (Transformer-XL)."""
-    lengths = [max((len(commonpath([path, layer])) for layer in site.inside), default=0) for site in sites]
-    nearest = [site for site, length in zip(sites, lengths, strict=True) if length == max(lengths)]
-    layers = frozenset[str]().union(*(site.inside for site in nearest))
-    return [site for site in sites if site in nearest or not layers.isdisjoint(site.inside)]
-
-
-def _head_powers(change: Change, path: str, site: Site) -> list[float]:
-    """The power of 1/head_dim by which a number behind a parameter multiplies an attention's product, below 0 where it
-    is a root of head_dim; empty if the number is neither."""
-    divides = [power for part, power in HEAD_POWERS.items() if change.size(-part) == site.head_dim]
-    multiplies = [-power for part, power in HEAD_POWERS.items() if change.size(part) == site.head_dim]
-    return divides + (multiplies if _beside(site, path) else [])
-
-
-def _beside(site: Site, path: str) -> bool:
-    """Whether a parameter is that of a layer of queries or keys, or stands beside one, as its bias does: sqrt(width)
-    behind an embedding is no root of a head size."""
-    return path in site.inside or (bool(dirname(path)) and dirname(path) in map(dirname, site.inside))
 
 
 def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:

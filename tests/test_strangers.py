@@ -190,6 +190,45 @@ def test_keys_of_norm_1(unit, root, power):
     assert f"attention factor {2.0**power:.4g} inside q_*/kernel" in str(m.explain())
 
 
+class TwoAttentions(nn.Module):
+    """The first attention of each block divides its logits by sqrt(head_dim), the second does not. Its layers have any
+    names, and both may have one norm of their keys."""
+
+    width: int
+    depth: int
+    names: tuple[str, str]
+    normed: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h, size = nn.Dense(self.width, name="embed")(x)[None], self.width // 2
+        norm = nn.RMSNorm(name="keys") if self.normed else lambda k: k
+        for i in range(self.depth):
+            for attention, root in zip(self.names, (size**0.5, 1), strict=True):
+                q, k, v = (nn.DenseGeneral((2, size), use_bias=False, name=f"{attention}{n}{i}")(h) for n in "qkv")
+                logits = jnp.einsum("bthd,bshd->bhts", q, norm(k)) / root
+                mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits), v)
+                out = nn.DenseGeneral(self.width, axis=(-2, -1), use_bias=False, name=f"{attention}o{i}")
+                h = h + out(mixed)
+        return nn.Dense(5, name="head")(h)[0]
+
+
+@pytest.mark.parametrize(("names", "normed"), [(("a", "b"), False), (("b", "a"), True)])
+def test_a_number_belongs_to_the_attention_that_it_multiplies(names, normed):
+    """It is told by what the program multiplies, not by how layers are called."""
+    m = dm.setup(
+        "mup", lambda width, depth: TwoAttentions(width, depth, names, normed), X, width=32, depth=2, base=(16, 2),
+        fan_in_init=False,
+    )  # fmt: skip
+    powers = {
+        min(site.inside)[: len(names[0])]: power
+        for site in m.source.sites(16, 2)
+        for product, power in m.source.attention_powers(16, 2).items()
+        if site.kind == "attention" and site.product == product
+    }
+    assert powers == dict(zip(names, (0.5, 0.0), strict=True))
+
+
 def kernel(x, up, down, out):
     out[...] = jax.nn.gelu(x[...] @ up[...]) @ down[...]
 

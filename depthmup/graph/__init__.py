@@ -8,13 +8,23 @@ residual.py residual additions, sites.py all that factors multiply.
 from depthmup.graph.axes import Uses, uses_of
 from depthmup.graph.graph import ADDITIONS, COPIES, PRODUCTS, RESHAPES, ForwardError, Graph, Node, Program, traced
 from depthmup.graph.homogeneity import Parts
-from depthmup.graph.jaxpr import CLOSED, bind, contracted, contractions, inner_jaxpr, parts_of_scan, values_at
+from depthmup.graph.jaxpr import (
+    CLOSED,
+    CONTRACTIONS,
+    bind,
+    contracted,
+    contractions,
+    inner_jaxpr,
+    parts_of_scan,
+    values_at,
+)
 from depthmup.graph.products import last_layer
 from depthmup.graph.sites import SHARED, Site, last_matrices, sites
 
 __all__ = [
     "ADDITIONS",
     "CLOSED",
+    "CONTRACTIONS",
     "COPIES",
     "PRODUCTS",
     "RESHAPES",

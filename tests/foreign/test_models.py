@@ -21,6 +21,13 @@ def test_roles(name):
     assert wrong(MODELS[name]) == []
 
 
+@pytest.mark.parametrize("name", ["griffin", "moe", "ensemble", "t5_heads_grow", "mamba"])
+def test_roles_of_the_base_are_those_of_a_larger_width(name):
+    m, _ = MODELS[name].setup
+    specs = m.source._widened(64, m.source.shallow(4))
+    assert specs == m.source._inferred(64, m.source.shallow(4))
+
+
 @pytest.mark.parametrize("width", [64, 128])
 def test_heads_of_a_fixed_size_need_no_factor(width):
     """q k is a sum over as many terms at any width, however many heads there are."""
