@@ -6,7 +6,9 @@ An object is written whole or not at all. A bucket has no folders that could be 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -23,7 +25,7 @@ def folder(path: str | os.PathLike[str]) -> Path:
     would be a local folder of nearly that name."""
     if not in_bucket(path):
         return Path(path)
-    os.environ.setdefault("EPATH_USE_TF", "false")  # one way to read and write, with TensorFlow and without
+    _prepare()
     from etils import epath
 
     return cast(Path, epath.Path(path))
@@ -44,7 +46,6 @@ def check(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{text} is no folder in a bucket: give {scheme}://BUCKET/FOLDER")
     if importlib.util.find_spec(PACKAGES[scheme]) is None:
         raise ValueError(f"{text} needs the package {PACKAGES[scheme]}: python -m pip install 'depthmup[{scheme}]'")
-    _without_listings_cache()
     probe = folder(path) / f".probe-{uuid.uuid4().hex[:8]}"
     try:
         with errors(text):
@@ -92,9 +93,14 @@ def size(path: Path) -> int:
     return path.stat().length if in_bucket(path) else path.stat().st_size  # type: ignore[attr-defined]
 
 
-def _without_listings_cache() -> None:
-    """Other processes write into the same folder: what a listing says must not be remembered."""
-    from fsspec.config import conf
+@functools.cache
+def _prepare() -> None:
+    """Set what epath and the packages below it read when they are first used."""
+    os.environ.setdefault("EPATH_USE_TF", "false")  # one way to read and write, with TensorFlow and without
+    with contextlib.suppress(ImportError):
+        from fsspec.config import conf
 
-    for scheme in PACKAGES:
-        conf.setdefault(scheme, {}).setdefault("use_listings_cache", False)
+        for scheme, package in PACKAGES.items():
+            # Other processes write into the same folder: what a listing says must not be remembered.
+            conf.setdefault(scheme, {}).setdefault("use_listings_cache", False)
+            logging.getLogger(package).setLevel(logging.CRITICAL)  # they log what they raise, with its traceback

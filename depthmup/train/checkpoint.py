@@ -263,7 +263,8 @@ class Checkpoints:
         bucket.make(aside.parent)
         if bucket.in_bucket(aside):  # where a folder is there if something is in it
             write_atomically(aside.parent / "about.txt", "checkpoints that could not be used\n")
-        (self.path / str(step)).rename(aside)
+        with bucket.errors(aside):
+            (self.path / str(step)).rename(aside)
         self._manager.reload()
 
 
