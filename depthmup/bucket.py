@@ -22,9 +22,17 @@ PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # what epath reads and writes them by;
 
 def folder(path: str | os.PathLike[str]) -> Path:
     """A local folder, or one in a bucket, which has the methods of a `Path` (epath.Path). `Path(path)` of a bucket
-    would be a local folder of nearly that name."""
+    would be a local folder of nearly that name.
+
+    Raises ValueError, in one line, for a bucket without a folder, and where its package is not installed.
+    """
     if not in_bucket(path):
         return Path(path)
+    scheme, _, inside = os.fspath(path).partition("://")
+    if not re.fullmatch("[^/]+/+[^/].*", inside):
+        raise ValueError(f"{path} is no folder in a bucket: give {scheme}://BUCKET/FOLDER")
+    if importlib.util.find_spec(PACKAGES[scheme]) is None:
+        raise ValueError(f"{path} needs the package {PACKAGES[scheme]}: python -m pip install 'depthmup[{scheme}]'")
     _prepare()
     from etils import epath
 
@@ -36,26 +44,21 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raises ValueError, in one line, if nothing can be written into this folder of a bucket.
+    """Raises ValueError, in one line, if nothing can be written into this folder of a bucket, and as `folder` does.
 
     An object is written there, and deleted.
     """
-    text = os.fspath(path)
-    scheme, name, inside = re.fullmatch("([a-z0-9]+)://([^/]*)/*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    if not name or not inside:
-        raise ValueError(f"{text} is no folder in a bucket: give {scheme}://BUCKET/FOLDER")
-    if importlib.util.find_spec(PACKAGES[scheme]) is None:
-        raise ValueError(f"{text} needs the package {PACKAGES[scheme]}: python -m pip install 'depthmup[{scheme}]'")
     probe = folder(path) / f".probe-{uuid.uuid4().hex[:8]}"
+    root = "/".join(os.fspath(path).split("/")[:3])
     try:
-        with errors(text):
+        with errors(path):
             probe.write_bytes(b"probe")
             probe.unlink()
     except FileNotFoundError as error:
-        raise ValueError(f"the bucket {scheme}://{name} is not there: make it, or give another") from error
+        raise ValueError(f"the bucket {root} is not there: make it, or give another") from error
     except OSError as error:
         raise ValueError(
-            f"{error}: the bucket {scheme}://{name} cannot be written; check its name, your credentials and their roles"
+            f"{error}: the bucket {root} cannot be written; check its name, your credentials and their roles"
         ) from error
 
 

@@ -39,6 +39,9 @@ class Server:
             time.sleep(0.05)
         raise AssertionError("the server did not start")
 
+    def wipe(self):
+        urllib.request.urlopen(f"{self.environment['STORAGE_EMULATOR_HOST']}/wipe?keep-buckets=true").close()
+
     def stop(self):
         self._process.kill()
         self._process.wait()

@@ -88,8 +88,9 @@ class Checkpoints:
         self._primary = jax.process_index() == 0
         self._manager: CheckpointManager | None = None
         self._losses: dict[int, float] = {}
-        if self._primary and self.path.exists():
-            self._open()
+        with bucket.errors(self.path):
+            if self._primary and self.path.exists():
+                self._open()
         self._saved_at = time.monotonic()
         self._saving: int | None = None  # the step whose checkpoint is being written
 

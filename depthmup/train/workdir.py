@@ -148,10 +148,11 @@ class Workdir:
 def read_settings(workdir: Path) -> dict[str, Any]:
     """The content of a workdir's settings.json. Raises WorkdirError where it is missing or damaged."""
     path = workdir / SETTINGS
-    if not path.exists():
-        raise WorkdirError(f"{workdir} holds no {SETTINGS}")
     try:
-        saved = json.loads(path.read_text())
+        with bucket.errors(workdir):
+            saved = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise WorkdirError(f"{workdir} holds no {SETTINGS}") from error
     except ValueError as error:
         raise WorkdirError(f"{path} is damaged: {error}") from error
     if not isinstance(saved, dict) or not saved:
@@ -197,7 +198,9 @@ class Owner:
         self._folder, self._path = path, path / f"{OWNER}{part}"
         self._words = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex[:8]}"
         before = self._path.read_text() if self._path.exists() else ""
-        self.messages = [f"note: taken over from {before}, which stops before it saves again"] if before else []
+        self.messages = (
+            [f"note: {before} has not left {path}: if it still runs, it ends before it saves again"] if before else []
+        )
         write_atomically(self._path, self._words)
 
     def check(self) -> None:

@@ -64,7 +64,7 @@ class Store:
         part: as of `Workdir`."""
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable, self._agree = set[Path](), set[Path](), set[bytes]()
-        results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
+        results = GROUPS if _is_there(workdir / GROUPS) else RESULTS  # rows copied alone must not be lost
         self._identity = json.dumps(settings)
         self._beyond_keys = {
             key: value for key, value in json.loads(self._identity).items() if key in (*ALWAYS, *beyond_keys)
@@ -174,7 +174,7 @@ def load(workdir: str | Path) -> pandas.DataFrame:
         for row in group:
             rows.setdefault(row["key"], row)
     exported = bucket.folder(workdir) / RESULTS
-    if not rows and exported.exists():
+    if not rows and _is_there(exported):
         for number, line in enumerate(exported.read_text().splitlines(), 1):
             try:
                 row = json.loads(line)
@@ -220,6 +220,11 @@ def _lists(workdir: Path, about: str, words: str) -> pandas.DataFrame:
 
 def _foreign(path: Path, other: str) -> str:
     return f"{path} holds rows of another sweep: {other}. Move this file away"
+
+
+def _is_there(path: Path) -> bool:
+    with bucket.errors(path):
+        return path.exists()
 
 
 def _files(workdir: Path) -> list[Path]:
