@@ -48,8 +48,15 @@ class Server:
 
 
 def main(port, folder):
-    from gcp_storage_emulator.server import create_server
+    from gcp_storage_emulator.server import RequestHandler, create_server
 
+    post = RequestHandler.do_POST
+
+    def do_POST(handler):
+        """The server has no moveTo. Its answer 501 makes gcsfs try for half a minute before it copies and deletes."""
+        handler.send_error(405) if "/moveTo/" in handler.path else post(handler)
+
+    RequestHandler.do_POST = do_POST
     os.chdir(folder)
     create_server("127.0.0.1", int(port), in_memory=False, default_bucket=BUCKET, data_dir=folder).start()
     while True:
