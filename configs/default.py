@@ -257,6 +257,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         every="10 minutes",  # "100 steps" | "1 epoch" | "10 minutes" | "never"
         keep=2,  # checkpoints kept, the last ones
         best=1,  # checkpoints kept besides, those with the lowest validation loss
+        failures=2,  # so many in a row that cannot be written end the run with status 1; 0: none does
     )
 
     config.parallel = dict(

@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from ml_collections.config_flags import tuple_parser
 
-from depthmup import find_config, usage
+from depthmup import bucket, find_config, usage
 from depthmup.interrupt import KEPT
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def call_of(words: Sequence[str]) -> tuple[str, Path | None, dict[str, Any]]:
     process = {name: options.pop(name, None) for name in usage.PROCESS}
     if not process["distributed"] and any(value is not None for value in process.values()):
         raise ValueError("--coordinator, --processes and --process are for --distributed: give that too")
-    workdir = Path(values.workdir) if values.workdir else None
+    workdir = bucket.folder(values.workdir) if values.workdir else None
     if workdir and verb in usage.WRITE:
-        check_folder(workdir)
+        check_folder(workdir, verb)
     if verb == "compare":
         options["folders"] = words[1:]
     if verb == "grow":
@@ -114,8 +114,14 @@ def call_of(words: Sequence[str]) -> tuple[str, Path | None, dict[str, Any]]:
     return verb, workdir, options
 
 
-def check_folder(path: Path) -> None:
+def check_folder(path: Path, verb: str) -> None:
     """Raises ValueError if results cannot be written into this folder, or if it cannot be made. It is not made here."""
+    if bucket.in_bucket(path):
+        if verb not in usage.IN_BUCKET:
+            raise ValueError(f"--workdir={path} is for {', '.join(usage.IN_BUCKET)}: give {verb} a local folder")
+        return bucket.check(path)
+    if re.match("[A-Za-z0-9]+:/", str(path)):
+        raise ValueError(f"--workdir={path}: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, a folder ./{path}")
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not parent.is_dir():
         raise ValueError(f"--workdir={path} is, or is inside, a file: give a folder")
@@ -170,7 +176,7 @@ def main(argv: Sequence[str], program: str) -> None:
     from depthmup import verbs
     from depthmup.settings import from_config
     from depthmup.train.stop import Stopped
-    from depthmup.train.workdir import WorkdirError
+    from depthmup.train.workdir import NotSaved, WorkdirError
 
     command = f"{program} {shlex.join(sys.argv[1:])}"
     try:
@@ -180,6 +186,9 @@ def main(argv: Sequence[str], program: str) -> None:
         status = verbs.VERBS[verb](settings, workdir, command, **options)
     except (ValueError, WorkdirError) as error:
         fail(str(error))
+    except NotSaved as error:
+        print("error:", error, file=sys.stderr)
+        status = 1
     except OSError as error:  # a full disk, a folder that cannot be written
         fail(f"{type(error).__name__}: {error}")
     except jax.errors.JaxRuntimeError as error:

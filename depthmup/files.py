@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from depthmup import bucket
+
 CONTENTS = ", contents "  # before the hash of bytes in the digest of a folder's files (data/folder.py)
 
 
@@ -50,6 +52,10 @@ def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> No
 
     sync: the same holds after a power cut.
     """
+    if bucket.in_bucket(path):
+        with bucket.errors(path):
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # two machines may have the same process number
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)

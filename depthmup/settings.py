@@ -188,6 +188,7 @@ class CheckpointSettings:
     every: Interval = key(Interval(10, "minute"), '"100 steps" | "1 epoch" | "10 minutes" | "never"')
     keep: int = key(2, "checkpoints kept, the last ones", low=1)
     best: int = key(1, "checkpoints kept besides, those with the lowest validation loss", low=0, high=2**31)
+    failures: int = key(2, "so many in a row that cannot be written end the run with status 1; 0: none does", low=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 
-from depthmup import fit
+from depthmup import bucket, fit
 from depthmup.fit import Prediction
 from depthmup.fit.curve import POINTS
 from depthmup.fit.law_rows import DIGITS, LEAST
@@ -74,6 +74,8 @@ def search(
       progress: whether a line for each stage is printed. command: of the report.
     """
     say = functools.partial(print, flush=True) if progress else lambda text: None
+    if workdir is not None and bucket.in_bucket(workdir):
+        raise ValueError(f"a tune in {workdir}: its choices need a lock, which a bucket has not: give a local workdir")
     with contextlib.ExitStack() as stack:
         folder = Path(workdir if workdir is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(compiled_in(folder / CACHE if study.sweep.cache else None))

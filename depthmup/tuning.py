@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pandas
 
+from depthmup import bucket
 from depthmup.batch_rules import Run
 from depthmup.data.user_feed import Batches, UserFeed, feed_of, of_size
 from depthmup.fit.curve import POINTS
@@ -72,7 +73,7 @@ def sweep(
 def _run(study: ModelStudy, workdir: str | Path | None, **options: Any) -> SweepResult:
     if workdir is not None:
         result = run(study, workdir, command="m.sweep", yes=True, **options)
-        return SweepResult(pandas.DataFrame(result.rows), result.curves, study, Path(workdir), result.noise)
+        return SweepResult(pandas.DataFrame(result.rows), result.curves, study, bucket.folder(workdir), result.noise)
     with tempfile.TemporaryDirectory() as folder:
         result = run(study, folder, command="m.sweep", yes=True, **options)
         note = "nothing is stored: workdir=DIR keeps the rows, and an interrupted sweep goes on from there"

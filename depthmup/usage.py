@@ -96,6 +96,7 @@ VERBS = {
     ),
 }
 WRITE = ("train", "sweep", "tune", "check", "compare")  # verbs that write into the workdir
+IN_BUCKET = ("train", "sweep", "compare")  # those of them whose workdir may be in a bucket
 
 
 class Flag(NamedTuple):

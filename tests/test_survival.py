@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import socket
 
@@ -59,9 +60,15 @@ def test_a_signal_saves(alone, tmp_path, number, status):
 
 @slow
 def test_a_full_disk(alone, tmp_path):
-    """No file may exceed 9 KB: every checkpoint fails, each is said in a line, and nothing is left half written; rows
-    of metrics are lost from some step on. With room again the same command starts from what is whole."""
-    code, output = finish(start(tmp_path, before=("bash", "-c", 'ulimit -f 9; exec "$@"', "limited")))
+    """No file may exceed 9 KB: every checkpoint fails, and nothing is left half written. The second ends the run, or
+    by a setting none does: then each is said in a line, and rows of metrics are lost from some step on. With room again
+    the same command starts from what is whole."""
+    limited = ("bash", "-c", 'ulimit -f 9; exec "$@"', "limited")
+    code, output = finish(start(tmp_path, before=limited))
+    assert code == 1, output
+    assert "step 40/" not in output
+    assert re.search(r"^error: 2 checkpoints in a row could not be written to .*; there is none yet", output, re.M)
+    code, output = finish(start(tmp_path, "--config.checkpoint.failures=0", before=limited))
     assert code == 0, output
     assert "checkpoint 10 could not be written; there is none yet, and training goes on" in output
     assert "File too large" in output

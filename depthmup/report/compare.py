@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from depthmup import bucket
 from depthmup.files import flattened, write_atomically
 from depthmup.report import interactive, page, panels, words
 from depthmup.report.curves import finished, grouped_by, judge
@@ -41,7 +42,7 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
     Raises WorkdirError for a workdir without a sweep or with fewer than two finished sizes, ValueError for fewer than
     two workdirs or more than 26, and for data that is not there.
     """
-    folders = list(dict.fromkeys(map(Path, workdirs)))
+    folders = list(dict.fromkeys(map(bucket.folder, workdirs)))
     if not 2 <= len(folders) <= len(string.ascii_uppercase):
         raise ValueError(f"compare takes 2 to 26 workdirs of sweeps, got {len(folders)}: compare DIR DIR ...")
     sweeps = [_read(letter, folder, data_dir) for letter, folder in zip(string.ascii_uppercase, folders, strict=False)]
@@ -63,7 +64,7 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
         pictures=pictures,
         differences=_differences(sweeps),
     )
-    path = Path(to or folders[0]) / FILE
+    path = bucket.folder(to or folders[0]) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, html)
     return path

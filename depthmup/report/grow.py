@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
+from depthmup import bucket
 from depthmup.batch_rules import RULES
 from depthmup.names import percent
 from depthmup.optim import family_of
@@ -104,10 +105,10 @@ def swept_settings(settings: Settings, workdir: str | Path, given: Collection[st
     Raises SettingsError if the sweep has several others, WorkdirError for a workdir that is not one of such a sweep.
     Without a settings.json, where rows were copied alone, it returns `settings`.
     """
-    path = Path(workdir) / SETTINGS
+    path = bucket.folder(workdir) / SETTINGS
     if not path.exists():
         return settings
-    saved = read_settings(Path(workdir))
+    saved = read_settings(bucket.folder(workdir))
     try:
         swept = from_identity(saved, settings.data.data_dir).settings
     except (KeyError, TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ import jax
 import pandas
 from rich.console import Console
 
+from depthmup import bucket
 from depthmup.measure import MaximalUpdate
 from depthmup.report import page, words
 from depthmup.report.calibration import calibrations
@@ -47,9 +48,9 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
       command: the command of the sweep, which the report shows.
       options: arguments of `sweep.train`, which also says what is raised.
     """
-    study = ConfigStudy.of(config)
+    study, workdir = ConfigStudy.of(config), bucket.folder(workdir)
     _, parts = options.get("shard", (0, 1))
-    live = LiveReport(study, Path(workdir), command)
+    live = LiveReport(study, workdir, command)
     try:
         rows = train(study, workdir, watch=live if parts == 1 else None, **options)
     except BaseException:
@@ -59,12 +60,12 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
         note = f"{len(rows)} trials; when all {parts} parts are done, the same without a shard reports"
         return Result(rows, note, None)
     table = pandas.DataFrame(rows)
-    curves = judge(table, study, _calibrated(study, Path(workdir)))
+    curves = judge(table, study, _calibrated(study, workdir))
     tables = filter(None, (page.verdict_table(curves), page.rule_table(curves)))
-    path = page.write(curves, table, study, Path(workdir), command)
+    path = page.write(curves, table, study, workdir, command)
     conclusion = words.conclusion(curves, study, command) or page.best_table(table, study)
     measured = "noise_scale" in study.sweep.measure
-    noise = noise_scales(curves, LearningCurves(Path(workdir))) if measured else ""
+    noise = noise_scales(curves, LearningCurves(workdir)) if measured else ""
     return Result(rows, "\n".join(filter(None, (conclusion, noise))), path, "\n\n".join(tables), curves, noise)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -17,12 +16,15 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from depthmup.files import digest, first_difference
+from depthmup import bucket
+from depthmup.files import digest, first_difference, write_atomically
 from depthmup.specs import PyTree
-from depthmup.train.workdir import WorkdirError
+from depthmup.train.workdir import NotSaved, WorkdirError
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
+
+    from depthmup.settings import CheckpointSettings
 
 Arrays = dict[str, np.ndarray]
 FOLDER = "checkpoints"
@@ -60,8 +62,10 @@ class Checkpoints:
       seconds: time after which the next checkpoint is `overdue`; None: it never is.
       keep, best: the number of last checkpoints that stay, and the number of checkpoints with the lowest validation
         loss that stay.
+      failures: so many checkpoints in a row that cannot be written end the run; 0: none does.
       specs: the ParamSpec tree of the model as JSON.
       say: is called with each message to the user.
+      before: is called before each checkpoint is written. What it raises ends the run.
     """
 
     def __init__(
@@ -72,17 +76,21 @@ class Checkpoints:
         seconds: float | None = None,
         keep: int = 2,
         best: int = 1,
+        failures: int = 0,
         specs: Any = None,
         say: Callable[[str], None] = print,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path, self._seconds, self._say = (workdir / FOLDER).resolve(), seconds, say
+        self.path, self._seconds, self._say = _folder(workdir), seconds, say
+        self._most_failures, self._failures, self._before = failures, 0, before
         self._identity, self._specs = json.loads(json.dumps([identity, specs]))
         self._keep, self._best = keep, best
         self._primary = jax.process_index() == 0
         self._manager: CheckpointManager | None = None
         self._losses: dict[int, float] = {}
-        if self._primary and self.path.exists():
-            self._open()
+        with bucket.errors(self.path):
+            if self._primary and self.path.exists():
+                self._open()
         self._saved_at = time.monotonic()
         self._saving: int | None = None  # the step whose checkpoint is being written
 
@@ -112,13 +120,16 @@ class Checkpoints:
         """Write the state, a tree of (trials, ...) arrays, and `more` arrays in the background, after a copy by Orbax.
 
         If this checkpoint or the one before cannot be written (a full disk), a message says so, training goes on, and
-        earlier checkpoints stay. Raises WorkdirError if the folder was deleted.
+        earlier checkpoints stay. Raises NotSaved after `failures` of them in a row, WorkdirError if the folder was
+        deleted.
         """
         self._saved_at = time.monotonic()
         if not self._primary or step in self.steps():
             return
         self.wait()
-        if self._manager is not None and not self.path.exists():  # Orbax would make a folder without our other files
+        self._before()
+        is_gone = self._manager is not None and not bucket.in_bucket(self.path) and not self.path.exists()
+        if is_gone:  # Orbax would make a folder without our other files
             raise WorkdirError(f"{self.path} is gone, and with it what was saved: the same command starts over")
         arrays = {path: np.asarray(leaf) for path, leaf in flatten(state).items()} | (more or {})
         meta = {
@@ -148,12 +159,14 @@ class Checkpoints:
             return
         try:
             self._manager.wait_until_finished()
-            self._saving = None
+            self._saving, self._failures = None, 0
         except Exception as error:
             self._failed(error)
 
     def close(self) -> None:
-        self.wait()
+        """Wait as `wait` does, but raise nothing, and close the folder."""
+        with contextlib.suppress(NotSaved):
+            self.wait()
         if self._manager is not None:
             self._manager.close()
             self._manager = None
@@ -225,22 +238,34 @@ class Checkpoints:
                 self._manager.close()
         self._manager = None
         for _ in range(ATTEMPTS):
+            if bucket.in_bucket(self.path):  # Orbax deletes what is not committed when it opens the folder
+                break
             for folder in self.path.glob(f"{step}.*"):  # half-written files take room that the next checkpoint needs
-                shutil.rmtree(folder, ignore_errors=True)
+                bucket.remove(folder)
             time.sleep(PAUSE)
             if not any(self.path.glob(f"{step}.*")):
                 break
-        with contextlib.suppress(OSError):  # else the next one tries again
+        with contextlib.suppress(OSError), bucket.errors(self.path):  # else the next one tries again
             self._open()
         newest = self.steps()
         left = f"the newest whole one is that of step {newest[-1]}" if newest else "there is none yet"
+        self._failures += 1
+        if self._failures == self._most_failures:
+            raise NotSaved(
+                f"{self._failures} checkpoints in a row could not be written to {self.path}; {left}. When they can be, "
+                "the same command goes on from there; --config.checkpoint.failures=0 trains without them. "
+                f"{_first_line(error)}"
+            ) from error
         self._say(f"checkpoint {step} could not be written; {left}, and training goes on. {_first_line(error)}")
 
     def _move(self, step: int, aside: Path) -> None:
         assert self._manager is not None
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        (self.path / str(step)).rename(aside)
+        bucket.remove(aside)
+        bucket.make(aside.parent)
+        if bucket.in_bucket(aside):  # where a folder is there if something is in it
+            write_atomically(aside.parent / "about.txt", "checkpoints that could not be used\n")
+        with bucket.errors(aside):
+            (self.path / str(step)).rename(aside)
         self._manager.reload()
 
 
@@ -250,7 +275,7 @@ def load(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any
     Paths are paths in `TrainState`, for example "params/blocks/dense/kernel". meta has "step", "identity" (the
     settings), "specs" and "metrics". Raises CheckpointError if there is no checkpoint, or if it is damaged.
     """
-    path = (Path(workdir) / FOLDER).resolve()
+    path = _folder(workdir)
     if not path.is_dir():
         raise CheckpointError(f"{path} is not there: the run has no checkpoint yet, or its workdir is another")
     with orbax_folder().reader(path) as manager:
@@ -261,6 +286,20 @@ def load(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any
         step = lowest(losses, 1)[0] if best else max(metas)
         state = _read_arrays(manager, step, metas[step])
     return {name: leaf[0] for name, leaf in state.items()}, metas[step]
+
+
+def check_place(workdir: Path, checkpoint: CheckpointSettings) -> None:
+    """Raises WorkdirError if Orbax cannot write checkpoints there."""
+    if str(workdir).startswith("s3://") and checkpoint.every.unit != "never":
+        raise WorkdirError(
+            f"{workdir}: Orbax {metadata.version('orbax-checkpoint')} writes no checkpoints to s3://: mount the bucket "
+            "and give its folder, or go without them by --config.checkpoint.every=never"
+        )
+
+
+def _folder(workdir: str | Path) -> Path:
+    path = bucket.folder(workdir) / FOLDER
+    return path if bucket.in_bucket(path) else path.resolve()
 
 
 def lowest(losses: Mapping[int, float], count: int) -> list[int]:

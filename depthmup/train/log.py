@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from depthmup import bucket
 from depthmup.files import without_nan, write_atomically
 from depthmup.train.workdir import Row, WorkdirError
 
 METRICS = "metrics.jsonl"
+EVERY = 30.0  # seconds between two writes of the rows into a bucket, at least
+SHARE = 0.02  # of the time of a run that they may take
 
 
 class RunLog:
@@ -27,7 +31,7 @@ class RunLog:
     On a terminal a bar shows the progress; elsewhere each report is a line. With a workdir each report is also a row of
     `metrics.jsonl`, and goes to TensorBoard if tensorflow and tensorboard are installed. After a kill some steps are
     trained again; their old rows are dropped. If the disk is full, a message names the row that is lost, and the run
-    goes on.
+    goes on. In a bucket rows are written now and then (`MetricsObject`), and nothing goes to TensorBoard.
 
     Args:
       steps: number of steps of the whole training.
@@ -53,8 +57,8 @@ class RunLog:
         self._steps, self._batch_size, self._per_epoch, self._devices = steps, batch_size, steps_per_epoch, devices
         self._share = flops / peak / devices if peak else None
         self._waited = waited
-        self._file = MetricsFile(workdir / METRICS) if workdir else None
-        self._board = _tensorboard(workdir) if workdir else None
+        self._file = metrics_file(workdir / METRICS) if workdir else None
+        self._board = _tensorboard(workdir) if workdir and not bucket.in_bucket(workdir) else None
         self._drawn = sys.stderr.isatty()
         columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
         console, both = Console(stderr=True), sys.stdout.isatty()
@@ -102,6 +106,16 @@ class RunLog:
         """Write the metrics at the end of training, one number each."""
         self._drop(self._steps)
         self._write({"step": self._steps, **metrics}, "final/")
+        if self._file:
+            self._file.flush()
+
+    def flush(self) -> None:
+        """Write the rows that are not written yet: a checkpoint is worth those of the steps before it."""
+        if self._file:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self.say(f"rows wait to be written: {error}")
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -119,7 +133,8 @@ class RunLog:
             try:
                 self._file.append(row)
             except OSError as error:
-                self.say(f"{self._file.path}: the row of step {row['step']} is lost: {error}")
+                what = "waits" if bucket.in_bucket(self._file.path) else "is lost"
+                self.say(f"{self._file.path}: the row of step {row['step']} {what}: {error}")
         if self._board:
             self._board.write_scalars(row["step"], {prefix + k: v for k, v in row.items() if k != "step"})
 
@@ -127,6 +142,10 @@ class RunLog:
         """Drop the rows after this step and the row of the end: they will be written again."""
         if self._file:
             self._file.keep(lambda row: row["step"] <= step and "test_loss" not in row)
+
+
+def metrics_file(path: Path) -> MetricsFile | MetricsObject:
+    return MetricsObject(path) if bucket.in_bucket(path) else MetricsFile(path)
 
 
 class MetricsFile:
@@ -140,11 +159,7 @@ class MetricsFile:
         self.path = path
         content = path.read_bytes() if path.exists() else b""
         self._whole = content.rfind(b"\n") + 1  # bytes of whole lines
-        for number, line in enumerate(content[: self._whole].splitlines(), 1):
-            try:
-                json.loads(line)["step"]
-            except (ValueError, TypeError, KeyError) as error:
-                raise WorkdirError(f"{path} line {number} is not JSON of a step: delete that line") from error
+        _check(path, content[: self._whole].splitlines())
         self._open()
 
     def _open(self) -> None:
@@ -174,8 +189,59 @@ class MetricsFile:
             self._whole = len(content)
             self._open()
 
+    def flush(self) -> None:
+        """All rows are in the file already."""
+
     def close(self) -> None:
         self._file.close()
+
+
+class MetricsObject:
+    """Like `MetricsFile`, for an object of a bucket, to which nothing can be appended: it is written anew with all rows
+    every EVERY seconds, at `flush`, and at the end. Rows that cannot be written stay for the next time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with bucket.errors(path):
+            self._lines = path.read_bytes().splitlines() if path.exists() else []
+        _check(path, self._lines)
+        self._changed, self._next = False, time.monotonic() + EVERY
+
+    def append(self, row: Row) -> None:
+        self._lines.append(json.dumps(without_nan(row)).encode())
+        self._changed = True
+        if time.monotonic() >= self._next:
+            self.flush()
+
+    def keep(self, wanted: Callable[[Row], bool]) -> None:
+        """Keep only the rows for which `wanted` is true."""
+        kept = [line for line in self._lines if wanted(json.loads(line))]
+        self._changed |= len(kept) < len(self._lines)
+        self._lines = kept
+
+    def flush(self) -> None:
+        """Write all rows, if some are new. Raises OSError."""
+        if not self._changed:
+            return
+        start = time.monotonic()
+        try:
+            write_atomically(self.path, b"".join(line + b"\n" for line in self._lines))
+            self._changed = False
+        finally:
+            end = time.monotonic()
+            self._next = end + max(EVERY, (end - start) / SHARE)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # a run that ends well has flushed before
+            self.flush()
+
+
+def _check(path: Path, lines: Sequence[bytes]) -> None:
+    for number, line in enumerate(lines, 1):
+        try:
+            json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise WorkdirError(f"{path} line {number} is not JSON of a step: delete that line") from error
 
 
 def _tensorboard(workdir: Path) -> Any:

@@ -12,6 +12,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from depthmup import bucket
+
 ITEMS = "state", "meta"
 
 
@@ -33,7 +35,7 @@ def writer(path: Path, staying: Callable[[Collection[int]], Collection[int]]) ->
         preservation_policy=_Policy(staying),
         multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
     )
-    path.mkdir(parents=True, exist_ok=True)
+    bucket.make(path)
     return ocp.CheckpointManager(path, item_names=ITEMS, options=options)
 
 

@@ -15,12 +15,13 @@ import jax
 import numpy as np
 from clu.parameter_overview import get_parameter_overview as overview
 
+from depthmup import bucket
 from depthmup.files import first_difference, write_atomically
 from depthmup.settings import Settings, SettingsError, flat
 from depthmup.specs import PyTree, specs_to_json
 from depthmup.train import flops
 from depthmup.train.build import batches_of, check_split, hyper_of, identity_of_data, steps_of, task_of
-from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
+from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints, check_place
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import BatchOverDevices
 from depthmup.train.divergence import NEVER, finite
@@ -57,19 +58,28 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
 
     The metric "diverged" says whether the run has diverged. If the run was stopped because its loss or gradient was not
     finite, "diverged_at_step" is the step, and there are no losses. Raises SettingsError, WorkdirError or ValueError
-    (bad data) before anything is compiled, and Stopped when asked to stop.
+    (bad data) before anything is compiled, Stopped when asked to stop, and NotSaved if that is of no use any more.
     """
     first = jax.process_index() == 0
     if profile and workdir is None:
         raise SettingsError("--profile needs --workdir=DIR, where the trace goes")
+    if workdir:
+        check_place(workdir, settings.checkpoint)
+    if profile and workdir and bucket.in_bucket(workdir):
+        raise SettingsError(f"--profile writes no trace to {workdir}: give it a local --workdir")
     loop, hyper = loop_of(settings), hyper_of(settings)
     identity = flat(settings) | identity_of_data(settings)
     with contextlib.ExitStack() as stack:
-        messages: list[str] = []
+        messages, check = list[str](), _nothing
         if workdir and first:
             opened = Workdir(workdir, identity, FOLDER, differs=_difference)
             stack.callback(opened.close)
-            messages = opened.messages
+            messages, check = opened.messages, opened.check
+
+        def before_saving() -> None:
+            check()
+            log.flush()
+
         log = _log(settings, loop, hyper, workdir if first else None)
         stack.callback(log.close)
         # Of several processes only the first prints and logs.
@@ -88,8 +98,10 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
                 seconds=settings.checkpoint.every.seconds,
                 keep=settings.checkpoint.keep,
                 best=settings.checkpoint.best,
+                failures=settings.checkpoint.failures,
                 specs=json.loads(specs_to_json(loop.task.specs)),
                 say=say,
+                before=before_saving,
             )
             stack.callback(checkpoints.close)
         stop = stack.enter_context(Stop())
@@ -107,12 +119,19 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
             metrics = {"diverged": True, "diverged_at_step": error.step}
         if first:
             content = {"metrics": metrics, "settings": dataclasses.asdict(settings), "command": command}
+            check()
             _finish(log, workdir, metrics, json.dumps(content, indent=1))
+        if checkpoints:
+            checkpoints.wait()
     return metrics
 
 
 def in_words(metrics: Mapping[str, Any]) -> str:
     return ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
+
+
+def _nothing() -> None:
+    pass
 
 
 def _difference(saved: Any, here: Any) -> str:

@@ -1,7 +1,7 @@
 """The folder of a run or a sweep and its files.
 
 A file is written whole or not at all. A folder is used only with the settings that it belongs to, and by one process at
-a time unless it is shared.
+a time unless it is shared. In a bucket, which has no locks, the process that came last is the one.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
+import socket
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from depthmup import bucket
 from depthmup.backend import described
 from depthmup.files import digest, first_difference, write_atomically
 
@@ -24,8 +28,15 @@ ENVIRONMENT = "environment.json"
 CHECKSUM = "checksum"  # entry of settings.json: a hash of the others; earlier workdirs have none
 
 
+OWNER = ".owner"  # in a bucket: an object that names the process that writes; of a part of a sweep .owner-I-of-N
+
+
 class WorkdirError(RuntimeError):
     """A workdir cannot be used. The message says why and how to go on."""
+
+
+class NotSaved(RuntimeError):
+    """A run has ended, since what it trains is no longer saved. The message says why and how to go on."""
 
 
 class Workdir:
@@ -35,7 +46,8 @@ class Workdir:
     process has another environment, `messages` says so, since the last digits of results may differ.
 
     Opening a workdir locks it until `close` or the end of the process. Raises WorkdirError if the workdir belongs to
-    other settings (the message names the first that differs) or if another process uses it.
+    other settings (the message names the first that differs) or if another process uses it. In a bucket the process
+    that used it before stops at its next `check`.
     """
 
     def __init__(
@@ -46,6 +58,7 @@ class Workdir:
         shared: bool = False,
         differs: Callable[[Any, Any], str] = first_difference,
         remembered: Callable[[], Any] = lambda: None,
+        part: str = "",
     ) -> None:
         """
         settings: the settings that decide the results, as JSON.
@@ -53,12 +66,18 @@ class Workdir:
         shared: whether other processes that also say `shared` may use the workdir at the same time.
         differs: (saved settings, settings of this process) -> a difference that is not allowed, in words, or "".
         remembered: the settings as the results themselves tell them, where settings.json is lost; None if they do not.
+        part: of the results, which has a process of its own in a bucket, "-I-of-N".
         """
         self.path, self.messages = path, list[str]()
         settings = json.loads(json.dumps(settings))
-        path.mkdir(parents=True, exist_ok=True)
+        if bucket.in_bucket(path):
+            try:
+                bucket.check(path)
+            except ValueError as error:
+                raise WorkdirError(str(error)) from error
+        bucket.make(path)
         # Of two that open a new workdir at once, the second sees the settings of the first.
-        with one_at_a_time(path / OPENING):
+        with bucket.errors(path), one_at_a_time(path / OPENING):
             saved = self._saved(path / results, remembered)
             difference = "" if saved is None else differs(saved, settings)
             if difference:
@@ -66,15 +85,26 @@ class Workdir:
                     f"{path} holds results of another config: {difference}. Give another --workdir, or delete this one "
                     "to start over"
                 )
-            self._lock = _locked(path, shared)
+            self._lock: BinaryIO | Owner = Owner(path, part) if bucket.in_bucket(path) else _locked(path, shared)
             try:
                 if saved != settings or self.messages:
                     content = {**settings, CHECKSUM: digest(settings)}
                     write_atomically(path / SETTINGS, json.dumps(content, indent=1), sync=True)
                 self.messages += self._note_environment()
+                if isinstance(self._lock, Owner):
+                    self.messages += self._lock.messages
             except BaseException:
                 self.close()
                 raise
+
+    def check(self) -> None:
+        """Raises NotSaved if another process has taken over this folder of a bucket, or deleted it."""
+        if isinstance(self._lock, Owner):
+            self._lock.check()
+
+    def alone(self) -> bool:
+        """Whether no process of another part of the results has this folder of a bucket."""
+        return not (isinstance(self._lock, Owner) and self._lock.others())
 
     def close(self) -> None:
         self._lock.close()
@@ -106,7 +136,7 @@ class Workdir:
             saved, reason = None, f"and {error}"
         if saved is not None:
             return saved
-        if not results.exists() or not (results.is_dir() or results.stat().st_size):
+        if not results.exists() or not (results.is_dir() or bucket.size(results)):
             return None
         saved = remembered()
         if saved is None:
@@ -118,10 +148,11 @@ class Workdir:
 def read_settings(workdir: Path) -> dict[str, Any]:
     """The content of a workdir's settings.json. Raises WorkdirError where it is missing or damaged."""
     path = workdir / SETTINGS
-    if not path.exists():
-        raise WorkdirError(f"{workdir} holds no {SETTINGS}")
     try:
-        saved = json.loads(path.read_text())
+        with bucket.errors(workdir):
+            saved = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise WorkdirError(f"{workdir} holds no {SETTINGS}") from error
     except ValueError as error:
         raise WorkdirError(f"{path} is damaged: {error}") from error
     if not isinstance(saved, dict) or not saved:
@@ -134,7 +165,10 @@ def read_settings(workdir: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """One process at a time, by a lock of the system on this file."""
+    """One process at a time, by a lock of the system on this file; of a bucket there are no locks."""
+    if bucket.in_bucket(path):
+        yield
+        return
     with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -151,3 +185,46 @@ def _locked(path: Path, shared: bool) -> BinaryIO:
             "over several hosts need --distributed)"
         ) from error
     return file
+
+
+class Owner:
+    """The process that writes into a folder of a bucket: the last one that came. Nothing is waited for, so that a run
+    goes on at once after a kill; a process that still runs stops before it writes again.
+
+    messages: of the process before, if it has not closed the folder.
+    """
+
+    def __init__(self, path: Path, part: str = "") -> None:
+        self._folder, self._path = path, path / f"{OWNER}{part}"
+        self._words = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex[:8]}"
+        before = self._path.read_text() if self._path.exists() else ""
+        self.messages = (
+            [f"note: {before} has not left {path}: if it still runs, it ends before it saves again"] if before else []
+        )
+        write_atomically(self._path, self._words)
+
+    def check(self) -> None:
+        """Raises NotSaved if another process has taken over, or if the folder was deleted."""
+        try:
+            words = self._path.read_text()
+        except FileNotFoundError as error:
+            raise NotSaved(
+                f"{self._folder} is gone, and with it what was saved: the same command starts over"
+            ) from error
+        except Exception:  # the bucket does not answer: what is written next tells
+            return
+        if words != self._words:
+            raise NotSaved(
+                f"{self._folder} was taken over by {words}: this process stops; one process at a time writes into a "
+                "folder of a bucket"
+            )
+
+    def others(self) -> bool:
+        """Whether other processes have this folder too, for other parts of its results."""
+        with bucket.errors(self._folder):
+            return any(path.name != self._path.name for path in self._folder.glob(f"{OWNER}*"))
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._path.read_text() == self._words:
+                self._path.unlink()

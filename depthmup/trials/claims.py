@@ -6,7 +6,7 @@ import dataclasses
 import fcntl
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
@@ -16,6 +16,25 @@ from depthmup.trials.plan import Group
 from depthmup.trials.store import Store
 
 CLAIMS = "claims"  # folder of locked files: the trials that each running process trains
+
+
+class OneProcess:
+    """Like `Claims`, for a sweep in a bucket, which has no locks: one process trains it, or each part of it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def take(self, groups: Iterable[Group]) -> tuple[Group, Group] | None:
+        return _first_free(groups, self._store.rows.keys())
+
+    def release(self, group: Group) -> None:
+        """Nothing is claimed."""
+
+    def alone(self) -> bool:
+        return self._store.alone()
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class Claims:
@@ -41,13 +60,10 @@ class Claims:
             self._store.refresh()
             claims = [*map(self._file, self._held), *self._others()]
             taken = self._store.rows.keys() | {key for path in claims for key in json.loads(path.read_text())}
-            for group in groups:
-                free = tuple(trial for trial in group.trials if trial.key not in taken)
-                if free:
-                    claimed = dataclasses.replace(group, trials=free)
-                    self._hold(claimed.name, [trial.key for trial in free])
-                    return group, claimed
-        return None
+            pair = _first_free(groups, taken)
+            if pair:
+                self._hold(pair[1].name, [trial.key for trial in pair[1].trials])
+            return pair
 
     def release(self, group: Group) -> None:
         """Give up the claim of a group, whose trials are finished."""
@@ -93,3 +109,12 @@ class Claims:
                     yield path
                 else:  # the lock is free: its process has ended
                     path.unlink(missing_ok=True)
+
+
+def _first_free(groups: Iterable[Group], taken: Collection[str]) -> tuple[Group, Group] | None:
+    """(the first group with free trials, a group of these)"""
+    for group in groups:
+        free = tuple(trial for trial in group.trials if trial.key not in taken)
+        if free:
+            return group, dataclasses.replace(group, trials=free)
+    return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +12,15 @@ from typing import Any
 
 import jax
 
+from depthmup import bucket
 from depthmup.fit.transfer import margin_of
 from depthmup.interrupt import GOES_ON
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError
+from depthmup.train.checkpoint import check_place
 from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.adaptive import Search
-from depthmup.trials.claims import Claims
+from depthmup.trials.claims import Claims, OneProcess
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
 from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, OutOfMemory, Runner, compiled_in
@@ -62,16 +63,18 @@ def train(
       runner: keeps the last compiled program from one call to the next.
 
     Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled, and Stopped when asked to
-    stop.
+    stop, and NotSaved if that is of no use any more.
     """
-    study, workdir = ConfigStudy.of(sweep), Path(workdir)
+    study, workdir = ConfigStudy.of(sweep), bucket.folder(workdir)
     options, plan = study.sweep, checked(study, shard, yes) if chosen is None else _checked_points(chosen)
     sizes = _sizes(study, plan, None if chosen is None else options.at_once)
+    check_place(workdir, study.checkpoint)
     with contextlib.ExitStack() as stack:
-        beyond_keys = study.beyond_keys
-        store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | beyond_keys, beyond_keys)))
+        beyond_keys, of = study.beyond_keys, "" if shard[1] == 1 else f"-{shard[0]}-of-{shard[1]}"
+        store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | beyond_keys, beyond_keys, of)))
         stack.callback(store.export)
-        claims = stack.enter_context(contextlib.closing(Claims(store, workdir)))
+        one_process = bucket.in_bucket(workdir)
+        claims = stack.enter_context(contextlib.closing(OneProcess(store) if one_process else Claims(store, workdir)))
         stack.enter_context(compiled_in(workdir / CACHE if options.cache else None))
         stop = stack.enter_context(Stop())
         seen = functools.partial(watch, store.rows) if watch else None
@@ -88,7 +91,7 @@ def train(
         if options.until == "decided" and shard[1] == 1:
             plan = training.until_decided(plan)
         if shard[1] == 1 and claims.alone():
-            shutil.rmtree(workdir / UNFINISHED, ignore_errors=True)
+            bucket.remove(workdir / UNFINISHED)
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
 
 
@@ -149,7 +152,7 @@ class _Training:
     study: Study
     workdir: Path
     store: Store
-    claims: Claims
+    claims: Claims | OneProcess
     progress: Progress
     stop: Stop
     plan: list[Trial]
@@ -198,7 +201,9 @@ class _Training:
             with contextlib.ExitStack() as stack:
                 checkpoints = None
                 if self.study.checkpoint.every.unit != "never":
-                    checkpoints = GroupCheckpoints(self.workdir / UNFINISHED, group, self.progress.say)
+                    checkpoints = GroupCheckpoints(
+                        self.workdir / UNFINISHED, group, self.progress.say, self.store.check
+                    )
                     stack.callback(checkpoints.close)
                 try:
                     finished = self.runner.train(group, say, checkpoints, self.stop)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from depthmup import bucket
 from depthmup.backend import environment, free_programs, out_of_memory, proc_lines
 from depthmup.files import digest
 from depthmup.settings import ParallelSettings, SettingsError, column
@@ -157,13 +157,17 @@ class GroupCheckpoints(Checkpoints):
     steps_between: steps from one checkpoint to the next; None if checkpoints are not due by steps.
     """
 
-    def __init__(self, folder: Path, group: Group, say: Callable[[str], None]) -> None:
-        """folder: the folder with the checkpoints of all groups. say: is called with each message to the user."""
+    def __init__(
+        self, folder: Path, group: Group, say: Callable[[str], None], before: Callable[[], None] = lambda: None
+    ) -> None:
+        """folder: the folder with the checkpoints of all groups. say, before: as of `Checkpoints`."""
         self.folder = folder / f"{group.name}-{group.size}"
         trials = {"trials": [trial.key for trial in group.trials], "size": group.size}
-        every = group.study.checkpoint.every
+        every, failures = group.study.checkpoint.every, group.study.checkpoint.failures
         self.steps_between = every.steps(group.point.feed.steps_per_epoch)
-        super().__init__(self.folder, trials, seconds=every.seconds, keep=1, best=0, say=say)
+        super().__init__(
+            self.folder, trials, seconds=every.seconds, keep=1, best=0, failures=failures, say=say, before=before
+        )
 
     def resume(self, like: Any, history: History) -> tuple[int, Any] | None:
         """(step, state) to go on from, or None to start from the beginning. Fills `history` up to this step.
@@ -184,7 +188,7 @@ class GroupCheckpoints(Checkpoints):
     def remove(self) -> None:
         """Remove the checkpoints: the group is finished, or they cannot be used."""
         self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        bucket.remove(self.folder)
 
 
 @contextlib.contextmanager

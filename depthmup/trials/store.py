@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from depthmup import bucket
 from depthmup.files import digest, without_nan, write_atomically
 from depthmup.train.workdir import Workdir, WorkdirError
 from depthmup.trials.identity import HASHES, difference
@@ -56,20 +57,23 @@ class Store:
     of another sweep.
     """
 
-    def __init__(self, workdir: Path, settings: Mapping[str, Any], beyond_keys: Collection[str] = ()) -> None:
-        """settings: `Study.identity` with `Study.beyond_keys`. beyond_keys: the names of the latter."""
+    def __init__(
+        self, workdir: Path, settings: Mapping[str, Any], beyond_keys: Collection[str] = (), part: str = ""
+    ) -> None:
+        """settings: `Study.identity` with `Study.beyond_keys`. beyond_keys: the names of the latter.
+        part: as of `Workdir`."""
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable, self._agree = set[Path](), set[Path](), set[bytes]()
-        results = GROUPS if (workdir / GROUPS).exists() else RESULTS  # rows copied alone must not be lost
+        results = GROUPS if _is_there(workdir / GROUPS) else RESULTS  # rows copied alone must not be lost
         self._identity = json.dumps(settings)
         self._beyond_keys = {
             key: value for key, value in json.loads(self._identity).items() if key in (*ALWAYS, *beyond_keys)
         }
         self._workdir = Workdir(
-            workdir, settings, results, shared=True, differs=extension, remembered=lambda: _identity(workdir)
+            workdir, settings, results, shared=True, differs=extension, remembered=lambda: _identity(workdir), part=part
         )
         self._messages = self._workdir.messages
-        (workdir / GROUPS).mkdir(exist_ok=True)
+        bucket.make(workdir / GROUPS)
         try:
             self.refresh()
         except WorkdirError:
@@ -77,7 +81,11 @@ class Store:
             raise
 
     def add(self, group: Sequence[Finished]) -> None:
-        """Add finished trials. When this returns, all of them are on the disk; if it raises, none of them is."""
+        """Add finished trials. When this returns, all of them are on the disk; if it raises, none of them is.
+
+        Raises NotSaved as `Workdir.check`.
+        """
+        self.check()
         group = [finished._replace(row=without_nan(finished.row)) for finished in group]
         name, content = digest([finished.row["key"] for finished in group]), _bytes(group, self._identity)
         path = self._path / GROUPS / f"{name}.{_checksum(content)}.parquet"
@@ -89,7 +97,7 @@ class Store:
 
         A file that cannot be read is tried again at each call, since another process may have rewritten it.
         """
-        for path in sorted(set((self._path / GROUPS).glob("*.parquet")) - self._seen):
+        for path in sorted(set(_files(self._path)) - self._seen):
             try:
                 rows, identity = _read(path)
             except Exception as error:  # damaged bytes make the reader raise many kinds of errors
@@ -107,7 +115,16 @@ class Store:
 
     def export(self) -> None:
         """Write all rows to `results.jsonl`, one JSON object per line."""
+        self.check()
         write_atomically(self._path / RESULTS, "".join(json.dumps(row) + "\n" for row in self.rows.values()))
+
+    def check(self) -> None:
+        """Raises NotSaved as `Workdir.check`."""
+        self._workdir.check()
+
+    def alone(self) -> bool:
+        """Whether no process of another part of the sweep has this folder of a bucket."""
+        return self._workdir.alone()
 
     def close(self) -> None:
         self._workdir.close()
@@ -147,7 +164,7 @@ def load(workdir: str | Path) -> pandas.DataFrame:
 
     rows: dict[str, Row] = {}
     first: dict[str, Any] = {}  # the identity of the first file that tells what decides its rows
-    for path in _files(Path(workdir)):
+    for path in _files(bucket.folder(workdir)):
         group, content = _readable(_read, path) or ([], b"{}")
         identity = json.loads(content)
         if HASHES in identity:
@@ -156,8 +173,8 @@ def load(workdir: str | Path) -> pandas.DataFrame:
                 raise WorkdirError(_foreign(path, other))
         for row in group:
             rows.setdefault(row["key"], row)
-    exported = Path(workdir) / RESULTS
-    if not rows and exported.exists():
+    exported = bucket.folder(workdir) / RESULTS
+    if not rows and _is_there(exported):
         for number, line in enumerate(exported.read_text().splitlines(), 1):
             try:
                 row = json.loads(line)
@@ -171,12 +188,12 @@ def load(workdir: str | Path) -> pandas.DataFrame:
 
 def curves(workdir: str | Path) -> pandas.DataFrame:
     """The learning curves of a sweep: columns key (as in `load`), step, loss, grad_norm."""
-    return _lists(Path(workdir), "curve", "learning curves")
+    return _lists(bucket.folder(workdir), "curve", "learning curves")
 
 
 def measured(workdir: str | Path) -> pandas.DataFrame:
     """The measurements of a sweep (sweep.measure): columns key (as in `load`), step, quantity, layer, value."""
-    return _lists(Path(workdir), "measured", "measurements")
+    return _lists(bucket.folder(workdir), "measured", "measurements")
 
 
 def _lists(workdir: Path, about: str, words: str) -> pandas.DataFrame:
@@ -205,8 +222,14 @@ def _foreign(path: Path, other: str) -> str:
     return f"{path} holds rows of another sweep: {other}. Move this file away"
 
 
+def _is_there(path: Path) -> bool:
+    with bucket.errors(path):
+        return path.exists()
+
+
 def _files(workdir: Path) -> list[Path]:
-    return sorted((workdir / GROUPS).glob("*.parquet"))
+    with bucket.errors(workdir):
+        return sorted((workdir / GROUPS).glob("*.parquet"))
 
 
 def _readable(read: Any, path: Path, *arguments: Any) -> Any:

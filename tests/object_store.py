@@ -1,0 +1,67 @@
+"""The object-store server of the tests: python -m tests.object_store PORT FOLDER; Google's interface on loopback."""
+
+import contextlib
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+BUCKET = "bucket"
+IS_HERE = all(importlib.util.find_spec(name) for name in ("gcsfs", "gcp_storage_emulator"))
+
+
+class Server:
+    """A server in a process of its own, which keeps its objects when it is stopped and started again."""
+
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder, self._process = folder, None
+        address = f"http://127.0.0.1:{self.port}"
+        self.environment = {
+            "STORAGE_EMULATOR_HOST": address,
+            "TENSORSTORE_GCS_HTTP_URL": address,
+            "GOOGLE_AUTH_DISABLED": "1",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }
+        self.start()
+
+    def start(self):
+        command = [sys.executable, "-m", "tests.object_store", str(self.port), str(self.folder)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5):
+                return
+            time.sleep(0.05)
+        raise AssertionError("the server did not start")
+
+    def wipe(self):
+        urllib.request.urlopen(f"{self.environment['STORAGE_EMULATOR_HOST']}/wipe?keep-buckets=true").close()
+
+    def stop(self):
+        self._process.kill()
+        self._process.wait()
+
+
+def main(port, folder):
+    from gcp_storage_emulator.server import RequestHandler, create_server
+
+    post = RequestHandler.do_POST
+
+    def do_POST(handler):
+        """The server has no moveTo. Its answer 501 makes gcsfs try for half a minute before it copies and deletes."""
+        handler.send_error(405) if "/moveTo/" in handler.path else post(handler)
+
+    RequestHandler.do_POST = do_POST
+    os.chdir(folder)
+    create_server("127.0.0.1", int(port), in_memory=False, default_bucket=BUCKET, data_dir=folder).start()
+    while True:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
