@@ -23,6 +23,7 @@ from depthmup.declare import SIZE, Key, declared, key
 from depthmup.fit.curve import POINTS
 from depthmup.measure.coordinate_check import coordinate_check
 from depthmup.models import MODELS
+from depthmup.models.layers import MESH_AXES
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
 from depthmup.optim import DEFAULTS, OPTIMIZERS, RANGES, family_of
 from depthmup.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
@@ -197,6 +198,25 @@ class ParallelSettings:
     devices_per_trial: int = key(
         1, "devices that share each batch of a trial of main.py sweep; 2 or more by jit", low=1
     )
+    mesh: str | None = key(
+        None, '"data=4,fsdp=8": by jit, the state of main.py train split over fsdp, batches over both (docs/pods.md)'
+    )
+
+    @property
+    def axes(self) -> dict[str, int] | None:
+        """{axis: size} of the mesh; None without one. Raises SettingsError for a text that is no mesh."""
+        if self.mesh is None:
+            return None
+        axes: dict[str, int] = {}
+        for part in self.mesh.split(","):
+            name, _, size = part.strip().partition("=")
+            if name not in MESH_AXES or name in axes or not re.fullmatch(r"[1-9]\d{0,6}", size):
+                raise SettingsError(
+                    f"parallel.mesh = {short(self.mesh)} must be like 'data=4,fsdp=8': some of the axes "
+                    f"{' and '.join(MESH_AXES)}, each once, with its number of devices"
+                )
+            axes[name] = int(size)
+        return axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,6 +374,8 @@ class Settings(Recipe, TaskSettings):
                 f"parallel.devices_per_trial = {self.parallel.devices_per_trial} needs a mesh of devices: set "
                 "parallel.wrapper to 'jit'"
             )
+        if self.parallel.axes and self.parallel.wrapper != "jit":
+            raise SettingsError(f"parallel.mesh = {self.parallel.mesh!r} is for jit: set parallel.wrapper to 'jit'")
         if self.warmup_epochs >= self.epochs:
             raise SettingsError(
                 f"warmup_epochs must be at least 0 and less than {self.epochs:g}, got {self.warmup_epochs}"
