@@ -263,7 +263,7 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         devices=config_dict.placeholder(int),  # devices that share each batch of main.py train; unset: all, but one CPU
         wrapper="pmap",  # pmap | jit; jit: over a mesh; of sweeps too
         devices_per_trial=1,  # devices that share each batch of a trial of main.py sweep; 2 or more by jit
-        # "data=4,fsdp=8": by jit, the state of main.py train split over fsdp, batches over both (docs/pods.md)
+        # "data=4,fsdp=8": by jit, the state of a training split over fsdp, its batches over both (docs/pods.md)
         mesh=config_dict.placeholder(str),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import types
 import typing
@@ -199,7 +200,7 @@ class ParallelSettings:
         1, "devices that share each batch of a trial of main.py sweep; 2 or more by jit", low=1
     )
     mesh: str | None = key(
-        None, '"data=4,fsdp=8": by jit, the state of main.py train split over fsdp, batches over both (docs/pods.md)'
+        None, '"data=4,fsdp=8": by jit, the state of a training split over fsdp, its batches over both (docs/pods.md)'
     )
 
     @property
@@ -217,6 +218,11 @@ class ParallelSettings:
                 )
             axes[name] = int(size)
         return axes
+
+    @property
+    def share(self) -> int:
+        """How many devices share a trial of a sweep."""
+        return math.prod(self.axes.values()) if self.axes else self.devices_per_trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,8 +380,11 @@ class Settings(Recipe, TaskSettings):
                 f"parallel.devices_per_trial = {self.parallel.devices_per_trial} needs a mesh of devices: set "
                 "parallel.wrapper to 'jit'"
             )
-        if self.parallel.axes and self.parallel.wrapper != "jit":
-            raise SettingsError(f"parallel.mesh = {self.parallel.mesh!r} is for jit: set parallel.wrapper to 'jit'")
+        if self.parallel.axes and (self.parallel.wrapper != "jit" or self.parallel.devices_per_trial > 1):
+            raise SettingsError(
+                f"parallel.mesh = {self.parallel.mesh!r} is for jit: set parallel.wrapper to 'jit', and "
+                "parallel.devices_per_trial to 1"
+            )
         if self.warmup_epochs >= self.epochs:
             raise SettingsError(
                 f"warmup_epochs must be at least 0 and less than {self.epochs:g}, got {self.warmup_epochs}"

@@ -24,7 +24,7 @@ from jax.tree_util import tree_map_with_path
 from depthmup.models.layers import BATCH_AXIS, FSDP_AXIS, MESH_AXES
 from depthmup.models.stack import SCANNED
 from depthmup.names import unknown
-from depthmup.settings import SettingsError, Wrapper
+from depthmup.settings import ParallelSettings, SettingsError, Wrapper
 from depthmup.specs import PyTree
 
 Function = Callable[..., PyTree]
@@ -155,12 +155,24 @@ class Placement(abc.ABC):
         """
 
 
-def check_sets(devices: int, share: int) -> None:
-    """Raises SettingsError if so many devices do not split into sets of `share`."""
-    if devices % share:
+def check_sets(parallel: ParallelSettings, devices: int) -> int:
+    """How many devices share a trial of a sweep. Raises SettingsError if so many do not split into such sets."""
+    if parallel.axes:
+        check_mesh(parallel, devices)
+    if devices % parallel.share:
         raise SettingsError(
-            f"{devices} devices cannot be split into sets of {share} that share a trial: "
+            f"{devices} devices cannot be split into sets of {parallel.share} that share a trial: "
             f"set parallel.devices_per_trial to a divisor of {devices}"
+        )
+    return parallel.share
+
+
+def check_mesh(parallel: ParallelSettings, devices: int) -> None:
+    """Raises SettingsError if a mesh is not one of so many devices."""
+    if parallel.share != devices:
+        raise SettingsError(
+            f"parallel.mesh = {parallel.mesh!r} is of {parallel.share} devices, and there are {devices}: choose sizes "
+            f"whose product is {devices}"
         )
 
 
@@ -188,7 +200,7 @@ class TrialsOverDevices(Placement):
         described: bool = False,
     ) -> None:
         available = list(devices or jax.local_devices())
-        check_sets(len(available), share)
+        check_sets(ParallelSettings(devices_per_trial=share), len(available))
         super().__init__(trials, available[: min(trials * share, len(available))], wrapper, described)
         self.layout = layout or trial_layout(self.devices[0].platform)
         self.parts, self.sets = share, len(self.devices) // share

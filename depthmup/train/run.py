@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from depthmup.train import flops
 from depthmup.train.build import batches_of, check_split, hyper_of, identity_of_data, steps_of, task_of
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints
 from depthmup.train.chips import chip_of
-from depthmup.train.devices import BatchOverDevices, StateOverDevices
+from depthmup.train.devices import BatchOverDevices, StateOverDevices, check_mesh
 from depthmup.train.divergence import NEVER, finite
 from depthmup.train.drive import Hooks, drive
 from depthmup.train.log import RunLog
@@ -214,11 +213,8 @@ def loop_of(settings: Settings, described: Sequence[jax.Device] | None = None) -
     if wanted and jax.process_count() > 1 and wanted != len(devices):
         raise SettingsError(f"parallel.devices = {wanted}: several processes use all {len(devices)}; leave it unset")
     task, batches, devices = task_of(settings), batches_of(settings), devices[:wanted]
-    if axes and math.prod(axes.values()) != len(devices):
-        raise SettingsError(
-            f"parallel.mesh = {settings.parallel.mesh!r} is of {math.prod(axes.values())} devices, and this run has "
-            f"{len(devices)}: choose sizes whose product is {len(devices)}, or other parallel.devices"
-        )
+    if axes:
+        check_mesh(settings.parallel, len(devices))
     check_split(settings, len(devices), "parallel.mesh" if axes else "parallel.devices")
     if axes:
         return TrialLoop(task, batches, StateOverDevices(axes, devices, described is not None))
