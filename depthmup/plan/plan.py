@@ -197,7 +197,9 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
         largest=largest(points, memory),
         memory=memory,
         program=program,
-        state=each * bytes_of(case.state) if of_sweep else bytes_of(case.of(each).placement.shapes(case.state)),
+        state=each * bytes_of(case.state)
+        if of_sweep and not settings.parallel.axes
+        else bytes_of(case.of(each).placement.shapes(case.state)),
         flops=each * case.flops,
         peak=chip.peak if chip else None,
         mesh=settings.parallel.mesh or "",
@@ -261,7 +263,7 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     devices, trials = described or jax.local_devices(), checked(study)
     if described:  # a sweep's process has the devices of its host, and shares no array with others
         devices = [device for device in devices if device.process_index == devices[0].process_index]
-    groups = grouped(study, trials, lambda program: settings.sweep.at_once or AT_ONCE)
+    groups = grouped(study, trials, lambda program: 1 if settings.parallel.axes else settings.sweep.at_once or AT_ONCE)
     dear = max(groups, key=Estimator().work)
     point = dear.point
     assert isinstance(point, ConfigPoint)

@@ -140,7 +140,7 @@ class GroupHooks(Hooks):
 def placement(
     parallel: ParallelSettings, trials: int, devices: Sequence[jax.Device] | None = None, described: bool = False
 ) -> Placement:
-    """Where so many trials of a sweep are trained, over a mesh one. devices: of one process; None: this process's own."""
+    """Where so many trials of a sweep are trained; over a mesh, one. devices: of one process; None: this process's."""
     if parallel.axes:
         if trials > 1:
             raise ValueError(f"a mesh takes one trial at a time, got {trials}")
