@@ -286,10 +286,17 @@ FUSED = """HloModule jit_step
   ROOT %gather.2 = bf16[16,8]{1,0:T(8,128)} all-gather(%a), channel_id=7, dimensions={0}
 }
 
+%all-reduce-scatter.1 (a: bf16[8]) -> bf16[4] {
+  %sum = bf16[8]{0} all-reduce(%a), channel_id=1, to_apply=%add
+  ROOT %part = bf16[4]{0} dynamic-slice(%sum, %place)
+}
+
 ENTRY %main (x: bf16[8]) -> bf16[16,8] {
   %x = bf16[8]{0} parameter(0)
   %first = bf16[16,8]{1,0} fusion(%x), kind=kCustom, calls=%part
   %second = bf16[16,8]{1,0} fusion(%x), kind=kCustom, calls=%rest
+  %sum = bf16[4]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+  %sum.2 = bf16[4]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
   %sent = (bf16[8]{0}, bf16[8]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=8
   ROOT %all = bf16[16,8]{1,0} copy(%second)
 }
@@ -297,5 +304,7 @@ ENTRY %main (x: bf16[8]) -> bf16[16,8] {
 
 
 def test_exchanges_inside_fusions():
-    """A gather that several fusions do in parts counts once, and flags of a start are not exchanged."""
-    assert collectives(FUSED) == {"all-gather": (1, 2 * 16 * 8), "collective-permute": (1, 2 * 8)}
+    """A gather that several fusions do in parts counts once, a sum of which each device takes a part has its name, and
+    flags of a start are not exchanged."""
+    kinds = {"all-gather": (1, 2 * 16 * 8), "reduce-scatter": (2, 2 * 2 * 8), "collective-permute": (1, 2 * 8)}
+    assert collectives(FUSED) == kinds

@@ -70,19 +70,23 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Progra
 
 
 def collectives(text: str) -> dict[str, tuple[int, int]]:
-    """{kind: (number, bytes of their results)} of what devices exchange in a step, from an optimized program's text."""
+    """{kind: (number, bytes of their results)} of what devices exchange in a step, from an optimized program's text.
+
+    The result of a TPU's reduce-scatter counts before it is scattered.
+    """
     exchanged: dict[str, tuple[int, int]] = {}
-    fused: set[str] = set()
-    for times, body, in_fusion in _computations(text):
+    gathered: set[str] = set()
+    for times, body, fusion in _computations(text):
         for shape, operation, rest in INSTRUCTION.findall(body):
             kind = operation.removesuffix("-start")
             if kind in COLLECTIVES:
-                # A TPU's program divides an exchange among several fusions, to compute meanwhile.
-                channel = CHANNEL.search(rest) if in_fusion else None
-                if channel:
-                    if channel[1] in fused:
+                channel = CHANNEL.search(rest)
+                if fusion and kind == "all-gather" and channel:  # in parts, beside what is computed meanwhile
+                    if channel[1] in gathered:
                         continue
-                    fused.add(channel[1])
+                    gathered.add(channel[1])
+                if "reduce-scatter" in fusion:  # a TPU's program writes it as a sum of which each device takes a part
+                    kind = "reduce-scatter"
                 arrays = [_size(*array) for array in ARRAY.findall(shape) if array != ("u32", "")]  # not its flags
                 if operation != kind and kind != "all-reduce":  # the start of others also names its operands
                     arrays = arrays[len(arrays) // 2 :]
@@ -91,17 +95,17 @@ def collectives(text: str) -> dict[str, tuple[int, int]]:
     return exchanged
 
 
-def _computations(text: str) -> Iterator[tuple[int, str, bool]]:
-    """(how often it runs in a step, its text, whether it is a fusion) of the program itself, of the bodies of its loops
-    and of their fusions."""
+def _computations(text: str) -> Iterator[tuple[int, str, str]]:
+    """(how often it runs in a step, its text, "") of the program itself and of the bodies of its loops, and of their
+    fusions with the fusion's name in the third place."""
     bodies = {name: body for _, name, body in COMPUTATION.findall(text)}
     following = [(name, 1) for start, name, _ in COMPUTATION.findall(text) if start]
     while following:
         name, times = following.pop()
-        yield times, bodies[name], False
+        yield times, bodies[name], ""
         for line in bodies[name].splitlines():
             if match := FUSED.search(line):
-                yield times, bodies.get(match[1], ""), True
+                yield times, bodies.get(match[1], ""), match[1]
             if match := LOOP.search(line):
                 # A scan compares its counter with a number; a loop of steps has no such number, and counts once.
                 ends = LENGTH.search(line) or LENGTH.search(bodies[match["condition"]])
