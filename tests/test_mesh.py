@@ -22,6 +22,7 @@ from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import part_of_state
 from depthmup.train.run import loop_of, train
 from depthmup.trials.engine import train as sweep
+from depthmup.trials.estimate import at_once
 from depthmup.trials.group import Runner
 from depthmup.tuning import study_of
 from tests import tiny
@@ -226,6 +227,8 @@ def test_a_trial_of_a_sweep_over_a_mesh():
     for name in ("loss", "test_loss", "mean_loss"):
         np.testing.assert_allclose(shared.row[name], one.row[name], rtol=1e-4)
     np.testing.assert_allclose(shared.measured["value"], one.measured["value"], rtol=1e-2, atol=1e-5)
+    study = tiny.study(**mesh("data=2,fsdp=4", sweep__at_once=4))
+    assert at_once(study, group.trials[0]) == 1
     planned = plan(tiny.settings(**mesh("data=2,fsdp=4")), of_sweep=True)
     assert (planned.share, planned.asked, planned.unit) == (8, 1, "trials")
 
