@@ -264,6 +264,8 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         devices=config_dict.placeholder(int),  # devices that share each batch of main.py train; unset: all, but one CPU
         wrapper="pmap",  # pmap | jit; jit: over a mesh; of sweeps too
         devices_per_trial=1,  # devices that share each batch of a trial of main.py sweep; 2 or more by jit
+        # "data=4,fsdp=8": by jit, the state of a training split over fsdp, its batches over both (docs/pods.md)
+        mesh=config_dict.placeholder(str),
     )
 
     # main.py sweep: learning rate x parameterization x optimizer x seed at each depth (width = model.width) and at each

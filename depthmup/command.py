@@ -194,7 +194,10 @@ def main(argv: Sequence[str], program: str) -> None:
     except jax.errors.JaxRuntimeError as error:
         if not out_of_memory(error):
             raise
-        fail("out of memory: choose a smaller model.width, model.depth or data.batch_size, or more parallel.devices")
+        fail(
+            "out of memory: choose a smaller model.width, model.depth or data.batch_size, or more parallel.devices, or "
+            "split the state over them (parallel.mesh)"
+        )
     except Stopped as stopped:
         if jax.process_index() == 0:
             print(stopped, file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import types
 import typing
@@ -23,6 +24,7 @@ from depthmup.declare import SIZE, Key, declared, key
 from depthmup.fit.curve import POINTS
 from depthmup.measure.coordinate_check import coordinate_check
 from depthmup.models import MODELS
+from depthmup.models.layers import MESH_AXES
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
 from depthmup.optim import DEFAULTS, OPTIMIZERS, RANGES, family_of
 from depthmup.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
@@ -198,6 +200,30 @@ class ParallelSettings:
     devices_per_trial: int = key(
         1, "devices that share each batch of a trial of main.py sweep; 2 or more by jit", low=1
     )
+    mesh: str | None = key(
+        None, '"data=4,fsdp=8": by jit, the state of a training split over fsdp, its batches over both (docs/pods.md)'
+    )
+
+    @property
+    def axes(self) -> dict[str, int] | None:
+        """{axis: size} of the mesh; None without one. Raises SettingsError for a text that is no mesh."""
+        if self.mesh is None:
+            return None
+        axes: dict[str, int] = {}
+        for part in self.mesh.split(","):
+            name, _, size = part.strip().partition("=")
+            if name not in MESH_AXES or name in axes or not re.fullmatch(r"[1-9]\d{0,6}", size):
+                raise SettingsError(
+                    f"parallel.mesh = {short(self.mesh)} must be like 'data=4,fsdp=8': some of the axes "
+                    f"{' and '.join(MESH_AXES)}, each once, with its number of devices"
+                )
+            axes[name] = int(size)
+        return axes
+
+    @property
+    def share(self) -> int:
+        """How many devices share a trial of a sweep."""
+        return math.prod(self.axes.values()) if self.axes else self.devices_per_trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,6 +380,11 @@ class Settings(Recipe, TaskSettings):
             raise SettingsError(
                 f"parallel.devices_per_trial = {self.parallel.devices_per_trial} needs a mesh of devices: set "
                 "parallel.wrapper to 'jit'"
+            )
+        if self.parallel.axes and (self.parallel.wrapper != "jit" or self.parallel.devices_per_trial > 1):
+            raise SettingsError(
+                f"parallel.mesh = {self.parallel.mesh!r} is for jit: set parallel.wrapper to 'jit', and "
+                "parallel.devices_per_trial to 1"
             )
         if self.warmup_epochs >= self.epochs:
             raise SettingsError(

@@ -289,7 +289,7 @@ def plan_machine(
     with Console(stderr=True).status(f"compiling two programs for {topology or 'this machine'}"):
         machine_plan = plan(settings, topology, sweep)
     print(machine_plan)
-    return int(bool(machine_plan.refused))
+    return int(not machine_plan.fits)
 
 
 def compare(settings: Settings, workdir: Path | None, command: str, folders: Sequence[str] = ()) -> int:

@@ -3,8 +3,11 @@
 import json
 import random
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from depthmup.train.checkpoint import load
 from depthmup.train.run import train
 from tests import tiny
-from tests.torture import EVERY, finish, kill_until_done, outcome, start, wait_for
+from tests.torture import ARGUMENTS, EVERY, ROOT, finish, kill_until_done, outcome, start, wait_for
 
 slow = pytest.mark.slow  # each starts processes
 
@@ -138,6 +141,43 @@ def test_two_processes_by_jit(alone, tmp_path):
     results = [finish(process) for process in run_processes([tmp_path] * 2, "--config.parallel.wrapper=jit")]
     assert [code for code, _ in results] == [0, 0], results
     assert_alike(outcome(tmp_path), alone[0])
+
+
+# Four devices in a process, on a machine of any number of cores.
+FOUR = (
+    "from depthmup import backend; backend.cores = lambda: 4; "
+    "import runpy; runpy.run_path('main.py', run_name='__main__')"
+)
+
+
+@slow
+def test_two_processes_share_a_state(alone, tmp_path):
+    """Each of two has a part of it, in four devices. What they save when one is stopped goes on over another mesh, and
+    on one device."""
+
+    def run_mesh(mesh):
+        address = f"--coordinator=127.0.0.1:{free_port()}"
+        arguments = ["--distributed", "--processes=2", "--config.parallel.wrapper=jit", address]
+        job = ["-c", FOUR, *ARGUMENTS, f"--workdir={tmp_path / 'mesh'}", *arguments, f"--config.parallel.mesh={mesh}"]
+        command = [sys.executable, *job]
+        return [
+            subprocess.Popen([*command, f"--process={i}"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            for i in range(2)
+        ]
+
+    processes = run_mesh("fsdp=8")
+    wait_for(processes[0], "step 60")
+    processes[1].send_signal(signal.SIGTERM)
+    (first, second) = [finish(process) for process in processes]
+    assert (first[0], second[0]) == (143, 143), first[1] + second[1]
+    shutil.copytree(tmp_path / "mesh", tmp_path / "one")
+    results = [finish(process) for process in run_mesh("data=2,fsdp=4")]
+    assert [code for code, _ in results] == [0, 0], results
+    assert "going on from step" in results[0][1]
+    assert_alike(outcome(tmp_path / "mesh"), alone[0])
+    code, output = finish(start(tmp_path / "one"))
+    assert code == 0, output
+    assert_alike(outcome(tmp_path / "one"), alone[0])
 
 
 @slow

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from depthmup.activations import ACTIVATIONS
@@ -24,6 +25,8 @@ Initializer = Callable[..., jax.Array]
 DTYPES: dict[str, DTypeLike | None] = {"float32": None, "bfloat16": jnp.bfloat16}
 PADDINGS = ("zero", "circular")
 BATCH_AXIS = "batch"  # name of the axis over the devices that share a batch
+FSDP_AXIS = "fsdp"
+MESH_AXES = ("data", FSDP_AXIS)  # of a mesh over whose second axis the state is split, and over both a batch
 
 
 def batch_axis() -> str | None:
@@ -36,6 +39,17 @@ def batch_axis() -> str | None:
         return BATCH_AXIS if jax.lax.axis_size(BATCH_AXIS) > 1 else None  # a sum over one device would only copy
     except NameError:
         return None
+
+
+def split_batch(h: jax.Array) -> jax.Array:
+    """h with its first axis, the batch, split over the mesh of MESH_AXES in whose context it is traced; else h itself.
+
+    A model says so of its states. Without it XLA could split states as the weights are, and exchange states.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_names != MESH_AXES or h.shape[0] % mesh.size:  # the one example of an init splits over nothing
+        return h
+    return jax.lax.with_sharding_constraint(h, PartitionSpec(MESH_AXES))
 
 
 def fan_in_init(gain: float = 1.0) -> Initializer:

@@ -10,7 +10,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from depthmup.models.layers import split_batch
 from depthmup.specs import PyTree
+
+SCANNED = re.compile(r"blocks(_\d+)?")  # names of scanned blocks, whose parameters have a leading axis over them
 
 
 def state(module: nn.Module, h: jax.Array) -> jax.Array:
@@ -21,6 +24,7 @@ def state(module: nn.Module, h: jax.Array) -> jax.Array:
     """
     for shift in next_shifts(module, 1):
         h = h + shift
+    h = split_batch(h)
     if not module.is_initializing():
         module.sow("stream", "h", h)
     return h
@@ -61,7 +65,7 @@ def stack(
         shifts = next_shifts(parent, count)
 
         def body(module: nn.Module, h: jax.Array, shift: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-            h = call(module, h)
+            h = split_batch(call(module, h))
             h = h if shift is None else h + shift
             return h, h if keep else None
 
@@ -97,7 +101,7 @@ def stack_blocks(tree: PyTree, like: PyTree, join: Callable[..., Any] = lambda *
     if not isinstance(like, Mapping):
         return tree
     for name in sorted(like, key=natural):
-        if re.fullmatch(r"blocks(_\d+)?", name):
+        if SCANNED.fullmatch(name):
             count = jax.tree.leaves(like[name])[0].shape[0]
             blocks = [tree[f"block_{following + i}"] for i in range(count)]
             result[name] = jax.tree.map(join, *blocks)
@@ -114,7 +118,7 @@ def unstack_blocks(tree: PyTree) -> PyTree:
         return tree
     result, following = {}, 0
     for name in sorted(tree, key=natural):
-        if re.fullmatch(r"blocks(_\d+)?", name):
+        if SCANNED.fullmatch(name):
             count = jax.tree.leaves(tree[name])[0].shape[0]
             for i in range(count):
                 result[f"block_{following + i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], tree[name])

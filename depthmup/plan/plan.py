@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -12,7 +13,8 @@ import jax
 from depthmup.data.images import BLANK, TFDS
 from depthmup.plan.program import DoesNotFit, Program, compiled
 from depthmup.settings import Settings, SettingsError, put
-from depthmup.train import TrialLoop
+from depthmup.specs import PyTree
+from depthmup.train import TrialLoop, flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import check_sets
@@ -38,6 +40,10 @@ class Plan:
     unit: "examples" of a training, "trials" of a sweep. asked: how many of them a device was to have; each: how many
     it has in `program`, fewer where those do not fit. refused: the compiler's words in that case, else "". largest: how
     many fit, about; None if memory does not tell. memory: bytes of a device.
+    state: bytes that the state of `each` takes on a device. flops: operations of a step on a device; peak: how many it
+    can do in a second (`train.chips`), if that is known.
+    mesh: parallel.mesh, "" for none. whole: why it does not fit without that mesh, which the config does not name; else
+    "".
     """
 
     what: str
@@ -52,6 +58,11 @@ class Plan:
     largest: int | None
     memory: float
     program: Program
+    state: int
+    flops: float
+    peak: float | None
+    mesh: str = ""
+    whole: str = ""
 
     @property
     def remedy(self) -> str:
@@ -59,11 +70,18 @@ class Plan:
         fit = self.largest or self.each
         if self.unit == "trials":
             return f"set sweep.at_once={fit * self.devices // self.share}, {fit} on each of {self.devices} devices"
+        splits = self.share > 1 and not self.mesh
+        split = f", split the state (parallel.wrapper=jit parallel.mesh=fsdp={self.devices})" if splits else ""
         return (
             f"set data.batch_size={fit * self.devices}, or take more devices; or keep the batch and compute it in "
-            f"parts (accumulate={-(-self.asked // fit)}), compute the blocks twice (model.remat=True), or set "
+            f"parts (accumulate={-(-self.asked // fit)}), compute the blocks twice (model.remat=True){split}, or set "
             "model.dtype=bfloat16"
         )
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits as it was asked for."""
+        return not (self.refused or self.whole)
 
     def _largest(self) -> str:
         most = BEYOND * self.each
@@ -74,16 +92,27 @@ class Plan:
     def __str__(self) -> str:
         p = self.program
         sent = ", ".join(f"{number} {kind} of {size(total)}" for kind, (number, total) in p.collectives.items())
+        seconds = f", {self.flops / self.peak:.3g} s or more" if self.peak else ""
         rows = {
+            "state": size(self.state),
             "memory": f"{size(p.memory)} of {size(self.memory)}: arguments {size(p.arguments)}, of them reused for "
             f"results {size(p.donated)}, temporaries {size(p.temporaries)}, program {size(p.code)}",
             "largest": self._largest(),
             "exchanged": f"{sent}, a step" if sent else "nothing",
+            "operations": f"{self.flops:.3g}, a step{seconds}",
             "compiled in": f"{p.seconds:.1f} s",
         }
+        reasons, changes = [], []
+        if self.whole:
+            reasons += [f"without a mesh: {self.whole}"]
+            changes += [
+                f"add --config.parallel.wrapper=jit --config.parallel.mesh={self.mesh}, of which this is the plan"
+            ]
         if self.refused:
-            rows["DOES NOT FIT"] = f"with {self.asked} {self.unit} a device, compiled with {self.each}. {self.refused}"
-            rows["change"] = self.remedy
+            reasons += [f"with {self.asked} {self.unit} a device, compiled with {self.each}. {self.refused}"]
+            changes += [self.remedy]
+        if not self.fits:
+            rows |= {"DOES NOT FIT": "; ".join(reasons), "change": "; ".join(changes)}
         shared = f", each trial on {self.share}" if self.unit == "trials" and self.share > 1 else ""
         where = f"on {self.where}: {self.devices} x {self.kind}, {self.each} {self.unit} a device{shared}; of each"
         head = [self.what, where]
@@ -100,8 +129,9 @@ def size(number: float) -> str:
 
 
 class Case(NamedTuple):
-    """What is to be compiled. share, asked: as in `Plan`. of: number of examples or trials on a device -> loop. It
-    raises ValueError for a number that is impossible."""
+    """What is to be compiled. share, asked, flops: as in `Plan`, flops of one example or trial. of: number of examples
+    or trials on a device -> loop. It raises ValueError for a number that is impossible. state: the shapes of one state.
+    """
 
     what: str
     unit: Unit
@@ -110,10 +140,14 @@ class Case(NamedTuple):
     hyper: Hyper
     asked: int
     of: Callable[[int], TrialLoop]
+    state: PyTree
+    flops: float
 
 
 def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Device] | None, of_sweep: bool) -> Plan:
     """Compile for described devices, those of the slice `topology`, or for this machine's (None).
+
+    A run whose whole state does not fit a device is compiled for the smallest mesh over which it fits.
 
     Raises SettingsError for a batch that does not split over the devices, and if not one example or trial fits.
     """
@@ -124,6 +158,13 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
     chip = chip_of(device.device_kind)
     sharing = count if device.platform == "cpu" else 1
     memory = chip.memory if devices and chip else free_memory(device) / sharing
+    if not of_sweep and not settings.parallel.axes and count > 1:
+        taken, gradient = (
+            bytes_of(case.of(case.asked).placement.shapes(tree)) for tree in (case.state, case.state.params)
+        )
+        if taken + gradient > memory:
+            whole = f"the state takes {size(taken)} and its gradient {size(gradient)}, and a device has {size(memory)}"
+            return _on_mesh(settings, topology, devices, (taken + gradient) / memory, whole, count)
 
     def program_of(each: int) -> Program:
         loop = case.of(each)
@@ -156,7 +197,38 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
         largest=largest(points, memory),
         memory=memory,
         program=program,
+        state=each * bytes_of(case.state)
+        if of_sweep and not settings.parallel.axes
+        else bytes_of(case.of(each).placement.shapes(case.state)),
+        flops=each * case.flops,
+        peak=chip.peak if chip else None,
+        mesh=settings.parallel.mesh or "",
     )
+
+
+def _on_mesh(
+    settings: Settings, topology: str | None, devices: Sequence[jax.Device] | None, times: float, whole: str, count: int
+) -> Plan:
+    """The plan of the mesh with the smallest axis "fsdp" over which a run fits, or of the last mesh if it fits none.
+
+    times: how many times the memory of a device is what takes room whatever the batch. whole: as in `Plan`.
+    """
+    parts = [number for number in range(2, count + 1) if count % number == 0]
+    few = [number for number in parts if number >= 2 * times] or parts[-1:]  # half of a device is for the examples
+    for fsdp in few:
+        mesh = f"data={count // fsdp},fsdp={fsdp}" if fsdp < count else f"fsdp={fsdp}"
+        on_mesh = put(settings, {"parallel.wrapper": "jit", "parallel.mesh": mesh})
+        result = dataclasses.replace(plan_on(on_mesh, topology, devices, False), whole=whole)
+        if not result.refused:
+            break
+    return result
+
+
+def bytes_of(shapes: PyTree) -> int:
+    """Bytes that arrays of these shapes and shardings take on a device."""
+    leaves = jax.tree.leaves(shapes)
+    here = [leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape for leaf in leaves]
+    return sum(math.prod(shape) * leaf.dtype.itemsize for shape, leaf in zip(here, leaves, strict=True))
 
 
 def largest(points: dict[int, int], memory: float) -> int | None:
@@ -170,15 +242,18 @@ def largest(points: dict[int, int], memory: float) -> int | None:
 def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     loop = loop_of(settings, described)
     devices, model, batch, hyper = loop.placement.devices, settings.model, settings.data.batch_size, hyper_of(settings)
+    mesh = f" over {settings.parallel.mesh}" if settings.parallel.mesh else ""
     return Case(
         what=f"train: {model.name}, width {model.width}, depth {model.depth}, {model.options['dtype']}, "
-        f"{settings.optimizer.name}, batch {batch}, {steps_of(settings):,} steps, by {settings.parallel.wrapper}",
+        f"{settings.optimizer.name}, batch {batch}, {steps_of(settings):,} steps, by {settings.parallel.wrapper}{mesh}",
         unit="examples",
         devices=devices,
         share=len(devices),
         hyper=hyper,
         asked=batch // len(devices),
         of=lambda each: loop_of(put(settings, {"data.batch_size": each * len(devices)}), described),
+        state=jax.eval_shape(loop.task.init, hyper.arrays()),
+        flops=flops.of_step(loop.task, hyper, batch) / batch,
     )
 
 
@@ -188,14 +263,14 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     devices, trials = described or jax.local_devices(), checked(study)
     if described:  # a sweep's process has the devices of its host, and shares no array with others
         devices = [device for device in devices if device.process_index == devices[0].process_index]
-    groups = grouped(study, trials, lambda program: settings.sweep.at_once or AT_ONCE)
+    groups = grouped(study, trials, lambda program: 1 if settings.parallel.axes else settings.sweep.at_once or AT_ONCE)
     dear = max(groups, key=Estimator().work)
     point = dear.point
     assert isinstance(point, ConfigPoint)
     s, model = point.settings, point.settings.model
-    share, task, batches = s.parallel.devices_per_trial, task_of(s), batches_of(s)
-    check_sets(len(devices), share)
-    sets = len(devices) // share
+    task, batches = task_of(s), batches_of(s)
+    share = check_sets(s.parallel, len(devices))
+    sets, hyper = len(devices) // share, hyper_of(s)
     asked = -(-max(len(group.trials) for group in groups if group.program == dear.program) // sets)
 
     def loop(each: int) -> TrialLoop:
@@ -207,7 +282,9 @@ def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
         unit="trials",
         devices=devices,
         share=share,
-        hyper=hyper_of(s),
+        hyper=hyper,
         asked=asked,
         of=loop,
+        state=jax.eval_shape(task.init, hyper.arrays()),
+        flops=flops.of_step(task, hyper, batches.batch_size) / share,
     )

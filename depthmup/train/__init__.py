@@ -1,8 +1,8 @@
 """What is trained (`Task`), and the loop that trains it: one loop serves a lone run and a group of a sweep's trials."""
 
-from depthmup.train.devices import BatchOverDevices, TrialsOverDevices
+from depthmup.train.devices import BatchOverDevices, StateOverDevices, TrialsOverDevices
 from depthmup.train.loop import TrialLoop
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper, TrainState
 
-__all__ = ["BatchOverDevices", "Hyper", "Task", "TrainState", "TrialLoop", "TrialsOverDevices"]
+__all__ = ["BatchOverDevices", "Hyper", "StateOverDevices", "Task", "TrainState", "TrialLoop", "TrialsOverDevices"]

@@ -1,7 +1,8 @@
 """Trials, or the parts of a batch, split over devices by `pmap` or by `jit` over a mesh.
 
 Only this module knows about devices. A placement says which device computes what: `TrialsOverDevices` gives each
-device, or each set of devices, some of the trials; `BatchOverDevices` gives each device a part of every batch.
+device, or each set of devices, some of the trials; `BatchOverDevices` gives each device a part of every batch, and
+`StateOverDevices` a part of the state too.
 `Placement.over` turns a function of one trial into a function of all trials. The arrays of this function lie on the
 devices in the placement's own layout: `put` makes these arrays from NumPy arrays, and `get` reads them back.
 """
@@ -10,16 +11,20 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import tree_map_with_path
 
-from depthmup.models.layers import BATCH_AXIS
+from depthmup.models.layers import BATCH_AXIS, FSDP_AXIS, MESH_AXES
+from depthmup.models.stack import SCANNED
 from depthmup.names import unknown
-from depthmup.settings import SettingsError, Wrapper
+from depthmup.settings import ParallelSettings, SettingsError, Wrapper
 from depthmup.specs import PyTree
 
 Function = Callable[..., PyTree]
@@ -38,8 +43,34 @@ def trial_layout(platform: str | None = None) -> Layout:
     return "map" if (platform or jax.default_backend()) == "cpu" else "vmap"
 
 
+def part_of_state(path: Sequence[Any], shape: Sequence[int], parts: int) -> PartitionSpec:
+    """How an array of the state is split into so many parts over FSDP_AXIS: along its largest axis that they divide.
+
+    path: its keys in the tree. Of scanned blocks the axis over blocks comes last, since a step takes one block after
+    another. Vectors, those of each block among them, stay whole: they are small.
+    """
+    stacked = any(SCANNED.fullmatch(jax.tree_util.keystr((key,), simple=True)) for key in path)
+    axes = [axis for axis, size in enumerate(shape) if size % parts == 0]
+    if parts == 1 or not axes or len(shape) - stacked < 2:
+        return REPLICATED
+    axis = max(axes, key=lambda axis: (not (stacked and axis == 0), shape[axis]))
+    return PartitionSpec(*[None] * axis, FSDP_AXIS)
+
+
+def split_state(tree: PyTree) -> PyTree:
+    """State, or gradients, with each array split as `part_of_state` says over the mesh in whose context this is traced;
+    without one as it is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_names != MESH_AXES:
+        return tree
+    parts = mesh.shape[FSDP_AXIS]
+    return tree_map_with_path(
+        lambda path, leaf: jax.lax.with_sharding_constraint(leaf, part_of_state(path, leaf.shape, parts)), tree
+    )
+
+
 class Placement(abc.ABC):
-    """What the two placements have in common.
+    """What the three placements have in common.
 
     trials: number of trials that are trained together.
     devices: the devices of all processes. local: the devices of this process; all of them where devices are only
@@ -124,12 +155,24 @@ class Placement(abc.ABC):
         """
 
 
-def check_sets(devices: int, share: int) -> None:
-    """Raises SettingsError if so many devices do not split into sets of `share`."""
-    if devices % share:
+def check_sets(parallel: ParallelSettings, devices: int) -> int:
+    """How many devices share a trial of a sweep. Raises SettingsError if so many do not split into such sets."""
+    if parallel.axes:
+        check_mesh(parallel, devices)
+    if devices % parallel.share:
         raise SettingsError(
-            f"{devices} devices cannot be split into sets of {share} that share a trial: "
+            f"{devices} devices cannot be split into sets of {parallel.share} that share a trial: "
             f"set parallel.devices_per_trial to a divisor of {devices}"
+        )
+    return parallel.share
+
+
+def check_mesh(parallel: ParallelSettings, devices: int) -> None:
+    """Raises SettingsError if a mesh is not one of so many devices."""
+    if parallel.share != devices:
+        raise SettingsError(
+            f"parallel.mesh = {parallel.mesh!r} is of {parallel.share} devices, and there are {devices}: choose sizes "
+            f"whose product is {devices}"
         )
 
 
@@ -157,7 +200,7 @@ class TrialsOverDevices(Placement):
         described: bool = False,
     ) -> None:
         available = list(devices or jax.local_devices())
-        check_sets(len(available), share)
+        check_sets(ParallelSettings(devices_per_trial=share), len(available))
         super().__init__(trials, available[: min(trials * share, len(available))], wrapper, described)
         self.layout = layout or trial_layout(self.devices[0].platform)
         self.parts, self.sets = share, len(self.devices) // share
@@ -247,6 +290,7 @@ class BatchOverDevices(Placement):
         super().__init__(1, devices or jax.devices(), wrapper, described)
         self.parts = len(self.devices)
         self.shard = (0, 1) if described else (jax.process_index(), jax.process_count())
+        self._split = PartitionSpec(self.axis)
 
     def put(self, trees: Sequence[PyTree]) -> PyTree:
         (tree,) = trees
@@ -257,7 +301,7 @@ class BatchOverDevices(Placement):
 
     def spread(self, batch: PyTree) -> PyTree:
         if self.wrapper == "jit":
-            return self.place(batch, PartitionSpec(self.axis))
+            return self.place(batch, self._split)
         return jax.tree.map(lambda leaf: leaf.reshape(len(self.local), -1, *leaf.shape[1:]), batch)
 
     def shapes(self, one: PyTree) -> PyTree:
@@ -265,7 +309,7 @@ class BatchOverDevices(Placement):
 
     def spread_shapes(self, batch: PyTree) -> PyTree:
         if self.wrapper == "jit":
-            return jax.tree.map(lambda leaf: self.shape(leaf, PartitionSpec(self.axis)), batch)
+            return jax.tree.map(lambda leaf: self.shape(leaf, self._split), batch)
         return jax.eval_shape(self.spread, batch)
 
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
@@ -273,3 +317,57 @@ class BatchOverDevices(Placement):
             whole = NamedSharding(self.mesh, PartitionSpec())
             return jax.jit(function, out_shardings=whole, donate_argnums=(0,) if donate else ())
         return self.pmap(function, (None,) * trial + (0,) * batch + (None,) * shared, None, donate)
+
+
+class StateOverDevices(BatchOverDevices):
+    """One trial, whose state is split over the axis "fsdp" of a mesh (`part_of_state`), and its batches over all axes.
+
+    XLA gathers a weight where a device needs it whole, and hands to each device its part of the gradient's sum.
+
+    axes: size of the mesh along some of MESH_AXES; their product is the number of devices.
+    """
+
+    def __init__(
+        self, axes: Mapping[str, int], devices: Sequence[jax.Device] | None = None, described: bool = False
+    ) -> None:
+        super().__init__(devices, "jit", described)
+        shape = [axes.get(axis, 1) for axis in MESH_AXES]
+        if unknown_axes := axes.keys() - set(MESH_AXES):
+            raise unknown("axis of the mesh", min(unknown_axes), MESH_AXES)
+        if math.prod(shape) != len(self.devices):
+            raise ValueError(f"a mesh of {math.prod(shape)} devices cannot be made of {len(self.devices)}")
+        arranged = mesh_utils.create_device_mesh(shape, self.devices, allow_split_physical_axes=True)
+        self.mesh = Mesh(arranged, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+        self._split = PartitionSpec(MESH_AXES)
+
+    def put(self, trees: Sequence[PyTree]) -> PyTree:
+        (tree,) = trees
+
+        def placed(path: Any, leaf: Any) -> jax.Array:
+            array = np.asarray(leaf)
+            return jax.make_array_from_callback(array.shape, self._sharding(path, array), array.__getitem__)
+
+        return tree_map_with_path(placed, tree)
+
+    def get(self, tree: PyTree) -> PyTree:
+        """As every placement; every process has to call it, since each has only its part of the arrays."""
+
+        def whole(leaf: Any) -> np.ndarray:
+            if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+                leaf = multihost_utils.process_allgather(leaf, tiled=True)
+            return np.asarray(leaf)[None]
+
+        return jax.tree.map(whole, tree)
+
+    def shapes(self, one: PyTree) -> PyTree:
+        return tree_map_with_path(lambda path, leaf: self.shape(leaf, self._sharding(path, leaf).spec), one)
+
+    def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
+        def on_mesh(*arguments: PyTree) -> PyTree:
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+                return split_state(function(*arguments))
+
+        return jax.jit(on_mesh, donate_argnums=(0,) if donate else ())
+
+    def _sharding(self, path: Any, leaf: Any) -> NamedSharding:
+        return NamedSharding(self.mesh, part_of_state(path, np.shape(leaf), self.mesh.shape[FSDP_AXIS]))

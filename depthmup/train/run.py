@@ -23,7 +23,7 @@ from depthmup.train import flops
 from depthmup.train.build import batches_of, check_split, hyper_of, identity_of_data, steps_of, task_of
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints, check_place
 from depthmup.train.chips import chip_of
-from depthmup.train.devices import BatchOverDevices
+from depthmup.train.devices import BatchOverDevices, StateOverDevices, check_mesh
 from depthmup.train.divergence import NEVER, finite
 from depthmup.train.drive import Hooks, drive
 from depthmup.train.log import RunLog
@@ -193,6 +193,7 @@ class RunHooks(Hooks):
         self.looks = range(self.evaluating, self.steps, self.evaluating) if self.evaluating else ()
         self.scores: dict[int, dict[str, float]] = {}  # {step: its evaluation}, of the last one
         self._agreed = _agreed(loop, super().asked)
+        self._greatest = loop.placement.greatest() if jax.process_count() > 1 else int
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         self._report(step, metrics)
@@ -208,8 +209,10 @@ class RunHooks(Hooks):
 
     def due(self, step: int) -> bool:
         score = self.scores.get(step)
-        best = self.checkpoints and score and self.checkpoints.improves(score[METRIC])
-        return bool(best) or super().due(step)
+        best = bool(self.checkpoints and score and self.checkpoints.improves(score[METRIC]))
+        if score:  # the first process alone knows the best, and each has a part of the state to save
+            best = bool(self._greatest(best))
+        return best or super().due(step)
 
     def save(self, step: int, state: PyTree) -> None:
         if self.checkpoints and self._loop.halted(state)[0] == NEVER:
@@ -217,19 +220,23 @@ class RunHooks(Hooks):
 
 
 def loop_of(settings: Settings, described: Sequence[jax.Device] | None = None) -> TrialLoop:
-    """The loop of a lone run. The devices of `parallel.devices` share each batch.
+    """The loop of a lone run. The devices of `parallel.devices` share each batch, and by `parallel.mesh` the state.
 
     described: devices to compile for that are not there (`Placement.local`); None: the devices of all processes.
     """
-    wanted, devices = settings.parallel.devices, list(described or jax.devices())
-    if wanted is None and devices[0].platform == "cpu" and jax.process_count() == 1:
+    wanted, devices, axes = settings.parallel.devices, list(described or jax.devices()), settings.parallel.axes
+    if wanted is None and not axes and devices[0].platform == "cpu" and jax.process_count() == 1:
         wanted = 1  # the same numbers on a machine with any number of cores
     if wanted and wanted > len(devices):
         raise SettingsError(f"parallel.devices = {wanted}, but there are {len(devices)}: lower it, or leave it unset")
     if wanted and jax.process_count() > 1 and wanted != len(devices):
         raise SettingsError(f"parallel.devices = {wanted}: several processes use all {len(devices)}; leave it unset")
     task, batches, devices = task_of(settings), batches_of(settings), devices[:wanted]
-    check_split(settings, len(devices), "parallel.devices")
+    if axes:
+        check_mesh(settings.parallel, len(devices))
+    check_split(settings, len(devices), "parallel.mesh" if axes else "parallel.devices")
+    if axes:
+        return TrialLoop(task, batches, StateOverDevices(axes, devices, described is not None))
     return TrialLoop(task, batches, BatchOverDevices(devices, settings.parallel.wrapper, described is not None))
 
 

@@ -20,6 +20,7 @@ from depthmup.models.layers import batch_axis
 from depthmup.parameterization import ForwardFactors, LeafFactors
 from depthmup.recipe import Recipe, multiplier
 from depthmup.specs import group, is_spec, shift
+from depthmup.train.devices import split_state
 from depthmup.train.divergence import NEVER, finite, going
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Trainable(abc.ABC):
         new = state._replace(params=params, opt_state=opt_state, statistics=statistics)
         if self.recipe.ema:
             new = new._replace(average=self._averaged(state, params, self.recipe.ema))
-        kept: TrainState = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+        kept: TrainState = split_state(jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state))
         kept = kept._replace(step=state.step + 1, first_loss=first, halted=halted)
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": learning_rate}
         if self.recipe.log_updates:
@@ -203,13 +204,13 @@ class Trainable(abc.ABC):
         count = self.recipe.accumulate
         if count == 1:
             (loss, statistics), grads = of_part(state.params, state.statistics, batch, key)
-            return loss, grads, statistics
+            return loss, split_state(grads), statistics
 
         def add(carry: Any, numbered: Any) -> tuple[Any, None]:
             loss, grads, statistics = carry
             number, part = numbered
             (one, statistics), g = of_part(state.params, statistics, part, jax.random.fold_in(key, number))
-            return (loss + one, jax.tree.map(jnp.add, grads, g), statistics), None
+            return (loss + one, jax.tree.map(jnp.add, grads, split_state(g)), statistics), None
 
         # A part has every count-th example, so that it is spread over all devices that share the batch.
         parts = jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), batch)

@@ -80,7 +80,8 @@ class ConfigPoint(Point):
 
     def check(self) -> None:
         task_of(self.settings)
-        check_split(self.settings, self.settings.parallel.devices_per_trial, "parallel.devices_per_trial")
+        parallel = self.settings.parallel
+        check_split(self.settings, parallel.share, f"parallel.{'mesh' if parallel.axes else 'devices_per_trial'}")
 
     @property
     def path_sum(self) -> int:

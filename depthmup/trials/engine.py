@@ -273,8 +273,8 @@ def _sizes(study: Study, plan: Sequence[Trial], every: int | None = None) -> Cal
     The groups of a program have equal sizes, and no group is larger than `at_once` allows. Raises SettingsError if the
     devices of this process do not split into equal sets.
     """
-    check_sets(len(jax.local_devices()), study.parallel.devices_per_trial)
-    if every:
+    check_sets(study.parallel, len(jax.local_devices()))
+    if every and not study.parallel.axes:
         return lambda program: every
     trials_of = by_program(plan)
 

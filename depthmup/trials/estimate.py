@@ -56,7 +56,10 @@ def duration(seconds: float) -> str:
 
 
 def at_once(study: Study, trial: Trial) -> int:
-    """The largest number of trials like this one in a group: `sweep.at_once`, or as many as fit in memory."""
+    """The largest number of trials like this one in a group: 1 over a mesh, `sweep.at_once`, or as many as fit in
+    memory."""
+    if study.parallel.axes:
+        return 1
     if study.sweep.at_once:
         return study.sweep.at_once
     task, hyper, local = trial.point.task, trial.hyper, jax.local_devices()

@@ -17,7 +17,7 @@ from depthmup.files import digest
 from depthmup.settings import ParallelSettings, SettingsError, column
 from depthmup.specs import PyTree
 from depthmup.train.checkpoint import Checkpoints
-from depthmup.train.devices import TrialsOverDevices
+from depthmup.train.devices import Placement, StateOverDevices, TrialsOverDevices
 from depthmup.train.divergence import diverged
 from depthmup.train.drive import Hooks, drive
 from depthmup.train.loop import TrialLoop, ends
@@ -139,8 +139,12 @@ class GroupHooks(Hooks):
 
 def placement(
     parallel: ParallelSettings, trials: int, devices: Sequence[jax.Device] | None = None, described: bool = False
-) -> TrialsOverDevices:
-    """Where so many trials of a sweep are trained. devices: of one process; None: this process's own."""
+) -> Placement:
+    """Where so many trials of a sweep are trained; over a mesh, one. devices: of one process; None: this process's."""
+    if parallel.axes:
+        if trials > 1:
+            raise ValueError(f"a mesh takes one trial at a time, got {trials}")
+        return StateOverDevices(parallel.axes, devices or jax.local_devices(), described)
     share = parallel.devices_per_trial
     return TrialsOverDevices(trials, devices, parallel.wrapper, share=share, described=described)
 

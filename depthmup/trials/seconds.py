@@ -98,7 +98,7 @@ class Seconds:
 
     def _group(self, trials: Sequence[Trial]) -> Group:
         """Trials as the engine groups them, those of the first group."""
-        count, size = len(trials), self._study.sweep.at_once
+        count, size = len(trials), 1 if self._study.parallel.axes else self._study.sweep.at_once
         if not size:
             size = -(-count // -(-count // at_once(self._study, trials[0]))) if count > 1 else 1
         return Group(tuple(trials[:size]), size, self._study)
