@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -25,20 +26,21 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, factor: Any, *, causal: boo
     wider.
 
     Of more than `BLOCK` tokens no (tokens, tokens) array is stored, forwards or backwards: blocks of queries run one
-    after another, and gradients compute them again. With `kernels` a TPU runs Pallas's flash attention (Dao et al. 2022)
-    there, and a GPU in bfloat16 cuDNN's. These have gradients, but no other derivatives: no jvp, no Hessian.
+    after another, and gradients compute them again. With `kernels` a TPU runs Pallas's flash attention there (Dao et
+    al. 2022), and a GPU in bfloat16 cuDNN's. These have gradients, but no other derivatives: no jvp, no Hessian.
     """
     tokens, group = q.shape[1], q.shape[2] // k.shape[2]
     share = lambda z: z if group == 1 else jnp.repeat(z, group, axis=2)  # noqa: E731
     if tokens <= BLOCK:
         return _rows(q, share(k), share(v), factor, 0, causal)
     blocks = functools.partial(_blocks, factor=factor, causal=causal)
-    if not kernels:
+    if not kernels or jax.config.jax_enable_x64:  # with 64 bits Pallas's does not compile
         return blocks(q, share(k), share(v))
-    branches: dict[str, Kernel] = {"tpu": lambda q, k, v: _flash(factor * q, share(k), share(v), causal)}
+    scaled = lambda q: (factor * q).astype(q.dtype)  # noqa: E731  # kernels take a Python number alone
+    branches: dict[str, Kernel] = {"tpu": lambda q, k, v: _flash(scaled(q), share(k), share(v), causal)}
     if q.dtype == jnp.bfloat16 and jax.default_backend() == "gpu" and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128:
         branches["cuda"] = lambda q, k, v: jax.nn.dot_product_attention(  # JAX has it where there is a GPU alone
-            factor * q, k, v, scale=1.0, is_causal=causal, implementation="cudnn"
+            scaled(q), k, v, scale=1.0, is_causal=causal, implementation="cudnn"
         )
     return jax.lax.platform_dependent(q, k, v, **branches, default=lambda q, k, v: blocks(q, share(k), share(v)))
 
@@ -91,6 +93,6 @@ def _flash(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
     if padded > tokens and not causal:  # causal queries do not see what is behind them
         ids = jnp.broadcast_to((jnp.arange(padded) >= tokens).astype(jnp.int32), (batch, padded))
         segments = SegmentIds(ids, ids)
-    sizes = BlockSizes(*[size] * 3, 1, *[size] * 7)
+    sizes = BlockSizes(**{f.name: size for f in dataclasses.fields(BlockSizes)} | {"block_b": 1})
     out = flash_attention(pad(q), pad(k), pad(v), segment_ids=segments, causal=causal, block_sizes=sizes)
     return out.swapaxes(1, 2)[:, :tokens]

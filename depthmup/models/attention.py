@@ -20,8 +20,8 @@ ROTARY_BASE = 10_000.0
 class Attention(nn.Module):
     """softmax(a q . k) v, per head, then the output projection; (batch, tokens, width) -> the same shape.
 
-    kv_heads: heads of keys and of values, each shared by neighbouring queries; None: as many as queries. causal: a token
-    sees itself and the tokens before it. rotary: queries and keys are `rotated`. kernels: as in `attend`.
+    kv_heads: heads of keys and of values, each shared by neighbouring queries; None: as many as queries. causal: a
+    token sees itself and the tokens before it. rotary: queries and keys are `rotated`. kernels: as in `attend`.
     """
 
     heads: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -103,7 +103,7 @@ class GPT(Model):
             h = h + self.param("positions", init, h.shape[1:]).astype(h.dtype)
         h = state(self, h)
         options = (self.heads, self.mlp_ratio, self.activation, self.norm, self.use_bias, self.zero_init_branch, dtype)
-        kinds = {"gated": self.mlp == "gated", "causal": True, "rotary": self.positions == "rotary"}
+        kinds: dict[str, Any] = {"gated": self.mlp == "gated", "causal": True, "rotary": self.positions == "rotary"}
         kinds |= {"kv_heads": self.kv_heads, "kernels": self.kernels}
         h = stack(
             self,

@@ -69,13 +69,13 @@ def stack(
     if parent.remat:  # a scanned body is a computation of its own, which XLA does not merge with its repetition
         call = nn.remat(call, prevent_cse=not parent.scan, policy=keep)
     if parent.scan and count:
-        keep = parent.is_mutable_collection("stream") and not parent.is_initializing()
+        record = parent.is_mutable_collection("stream") and not parent.is_initializing()
         shifts = next_shifts(parent, count)
 
         def body(module: nn.Module, h: jax.Array, shift: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
             h = call(module, h)
             h = h if shift is None else h + shift
-            return h, h if keep else None
+            return h, h if record else None
 
         blocks = nn.scan(
             body,
