@@ -34,7 +34,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, factor: Any, *, causal: boo
     if tokens <= BLOCK:
         return _rows(q, share(k), share(v), factor, 0, causal)
     blocks = functools.partial(_blocks, factor=factor, causal=causal)
-    if not kernels or jax.config.jax_enable_x64:  # with 64 bits Pallas's does not compile
+    if not kernels or jax.dtypes.canonicalize_dtype(float) == jnp.float64:  # where Pallas's does not compile
         return blocks(q, share(k), share(v))
     scaled = lambda q: (factor * q).astype(q.dtype)  # noqa: E731  # kernels take a Python number alone
     branches: dict[str, Kernel] = {"tpu": lambda q, k, v: _flash(scaled(q), share(k), share(v), causal)}

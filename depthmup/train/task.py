@@ -114,6 +114,10 @@ class Task(Trainable):
             name: Average(jnp.where(counted, of_examples(v), 0.0).sum(), counted.sum()) for name, v in values.items()
         }
 
+    def all_derivatives(self) -> Task:
+        model = self.model
+        return dataclasses.replace(self, model=model.clone(kernels=False)) if isinstance(model, GPT) else self
+
     def batch_shapes(self, examples: int) -> Batch:
         return self.model.batch_shapes(examples, self.input_shape)
 
