@@ -79,6 +79,11 @@ class GPT(Model):
         return self.width // self.heads
 
     @property
+    def places(self) -> dict[str, str]:
+        # With fewer heads than the queries they look like smaller kernels beside a larger one: those of a shortcut.
+        return {f"*/attention/{name}/*": "branch" for name in ("key", "value")} if self.kv_heads else {}
+
+    @property
     def ways(self) -> list[tuple[int, ...]]:
         return [(0, 2)] * (2 * self.depth)  # attention: values and output; MLP: in and out
 
