@@ -119,6 +119,28 @@ def test_a_tpu_has_its_kernel(dtype):
     assert "tpu_custom_call" not in step_text(small(dtype=dtype), BLOCK, "tpu")
 
 
+def test_a_mesh_splits_the_kernel():
+    """Over the axes over which XLA splits the program; a batch that they do not divide runs in blocks."""
+    mesh = jax.make_mesh(
+        (2, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4]
+    )
+    part = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
+
+    def run(q, k, v):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jax.grad(lambda q: attend.attend(q, k, v, 1.0, causal=True).sum())(q)
+
+    for batch, kernels in ((4, 3), (3, 0)):
+        shape = jax.ShapeDtypeStruct((batch, LONG, 2, 8), np.float32, sharding=part if batch == 4 else None)
+        text = jax.jit(run).trace(*[shape] * 3).lower(lowering_platforms=("tpu",)).as_text()
+        assert text.count("@tpu_custom_call") == kernels
+        assert ("tensor<1x2x768x8xf32>" in text) == bool(kernels)
+    operands = [jnp.asarray(z, jnp.float32) for z in np.random.default_rng(0).normal(size=(3, 4, LONG, 2, 8))]
+    expected = jax.jit(lambda q, k, v: jax.grad(lambda q: attend.attend(q, k, v, 1.0, causal=True).sum())(q))(*operands)
+    split = jax.jit(run)(*jax.device_put(operands, part))
+    np.testing.assert_allclose(split, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_gpu_has_cudnn(monkeypatch):
     """In bfloat16. JAX asks which cuDNN is there when it traces: here its answer is made up."""
     from jax._src.cudnn import fused_attention_stablehlo as fused

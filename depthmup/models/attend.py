@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
 
 BLOCK = 512  # tokens up to which all scores are stored
 ROWS = 128  # queries of a block
@@ -37,7 +39,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, factor: Any, *, causal: boo
     if not kernels or jax.dtypes.canonicalize_dtype(float) == jnp.float64:  # where Pallas's does not compile
         return blocks(q, share(k), share(v))
     scaled = lambda q: (factor * q).astype(q.dtype)  # noqa: E731  # kernels take a Python number alone
-    branches: dict[str, Kernel] = {"tpu": lambda q, k, v: _flash(scaled(q), share(k), share(v), causal)}
+    flash = _over_batch(functools.partial(_flash, causal=causal), len(q))
+    branches: dict[str, Kernel] = {"tpu": lambda q, k, v: flash(scaled(q), share(k), share(v))} if flash else {}
     if q.dtype == jnp.bfloat16 and jax.default_backend() == "gpu" and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128:
         branches["cuda"] = lambda q, k, v: jax.nn.dot_product_attention(  # JAX has it where there is a GPU alone
             scaled(q), k, v, scale=1.0, is_causal=causal, implementation="cudnn"
@@ -79,6 +82,17 @@ def _span(parts: jax.Array, k: jax.Array, v: jax.Array, factor: Any, first: int,
         return _rows(queries, k, v, factor, first + number * ROWS, causal)
 
     return jax.lax.map(block, (jnp.arange(len(parts)), parts))
+
+
+def _over_batch(kernel: Kernel, batch: int) -> Kernel | None:
+    """The kernel of each device's part of the batch, where XLA splits the program over the mesh of the context: it
+    cannot split a TPU's kernel. None for a batch that the devices do not divide."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = [axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto]
+    if batch % math.prod(mesh.shape[axis] for axis in axes):
+        return None
+    split = PartitionSpec(tuple(axes))
+    return jax.shard_map(kernel, in_specs=split, out_specs=split, check_vma=False) if axes else kernel
 
 
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
