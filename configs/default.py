@@ -82,6 +82,8 @@ FAMILIES: dict[str, dict] = dict(
         depth=4,  # blocks of attention and MLP, each with two residual branches
         activation="gelu",  # linear | relu | erf | tanh | gelu | silu
         heads=4,  # their number is fixed: the head size width / heads grows with width
+        # heads of keys and of values, which neighbouring queries share; unset: as many as queries
+        kv_heads=config_dict.placeholder(int),
         # learned | rotary; learned: a table added to the embedding; rotary: queries and keys are turned
         positions="learned",
         # plain | gated; gated: phi(W_g x) * W_1 x in place of phi(W_1 x), GEGLU with gelu, SwiGLU with silu
@@ -91,6 +93,11 @@ FAMILIES: dict[str, dict] = dict(
         tied=False,  # the readout is the embedding
         use_bias=True,  # biases in the blocks
         zero_init_branch=False,  # branches start at 0
+        # above 512 tokens attention runs in the accelerator's own kernel, which has gradients alone; False: in blocks
+        kernels=True,
+        # nothing | dots; of the blocks that remat computes again; dots: all products with parameters, so that it
+        # repeats little
+        remat_keeps="nothing",
     ),
 )
 # What main.py check does where it is not as for the residual MLP, which has the values of config.check below.

@@ -122,6 +122,10 @@ class Recipe:
         For "mse" and "centered_mse" labels may also be real targets: floating, (batch, classes). train: whether the
         labels are smoothed. Raises ValueError for labels of another type or shape.
         """
+        return of_examples(self.losses(logits, labels, train))
+
+    def losses(self, logits: jax.Array, labels: jax.Array, train: bool) -> jax.Array:
+        """As `example_losses`, but of tokens the loss of each, (batch, context)."""
         loss = LOSSES[self.loss]
         real = loss.of_labels is None and jnp.issubdtype(labels.dtype, jnp.floating)
         shape = logits.shape if real else logits.shape[:-1]
@@ -131,11 +135,11 @@ class Recipe:
                 f"{self.loss} got {labels.dtype} {labels.shape}"
             )
         if loss.of_labels and not (train and self.label_smoothing):
-            return of_examples(loss.of_labels(logits, labels))
+            return loss.of_labels(logits, labels)
         targets = labels if real else jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
         if loss.of_labels:
             targets = optax.smooth_labels(targets, self.label_smoothing)
-        return of_examples(loss.of_targets(logits, targets))
+        return loss.of_targets(logits, targets)
 
 
 def of_examples(values: jax.Array) -> jax.Array:

@@ -39,6 +39,7 @@ CASES = {
             width=8,
             depth=2,
             heads=2,
+            kv_heads=1,
             positions="rotary",
             mlp="gated",
             activation="silu",

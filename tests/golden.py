@@ -15,7 +15,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import depthmup as dm
-from depthmup.models import Model, SimpleResNet, ViT, resnet
+from depthmup.models import GPT, Model, SimpleResNet, ViT, resnet
 
 FOLDER = Path(__file__).with_suffix("")
 TOLERANCE = 1e-8  # of the largest entry of a leaf
@@ -43,6 +43,12 @@ def vit(shape, **options):
     return Case(ViT(16, 2, OUTPUTS, scan=False, patch=4, **options), dm.ForwardFactors(0.6, 1.7, 1.3), (3, *shape, 3))
 
 
+def gpt(**options):
+    """More tokens than attention stores the scores of, so that it runs in blocks."""
+    return Case(GPT(16, 2, OUTPUTS, heads=4, scan=False, **options), dm.ForwardFactors(0.6, 1.7, 1.3), (1, 515))
+
+
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "gated", "activation": "silu", "use_bias": False, "kv_heads": 2}
 CASES = {
     "simple_resnet": simple((16, 16)),
     "simple_resnet_max_circular": simple((16, 24), pool="max", padding="circular"),
@@ -50,6 +56,8 @@ CASES = {
     "resnet18_eval": resnet18(train=False),
     "vit": vit((8, 8)),
     "vit_mean_no_norm": vit((8, 12), norm="none", pool="mean"),
+    "gpt": gpt(tied=True),
+    "gpt_llama": gpt(**LLAMA),
 }
 
 
@@ -79,11 +87,13 @@ def variables(case):
     def init(x):
         return case.model.init(jax.random.key(0), x, case.factors, mutable=["params", "batch_stats"])
 
-    return weights(jax.eval_shape(init, jax.ShapeDtypeStruct(case.shape, np.float32)))
+    return weights(jax.eval_shape(init, jax.ShapeDtypeStruct(case.shape, inputs(case)[0].dtype)))
 
 
 def inputs(case):
-    """Images (batch, height, width, channels) and labels."""
+    """Images (batch, height, width, channels) and labels, or tokens and the label of each."""
+    if case.model.tokens:
+        return tuple(np.random.RandomState(0).randint(0, OUTPUTS, (2, *case.shape)))
     return normal("inputs", case.shape), np.arange(case.shape[0]) * 2 % OUTPUTS
 
 

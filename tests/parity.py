@@ -136,6 +136,53 @@ class VisionTransformer(nn.Module):
         return self.c * F.linear(z, self.head.weight) + self.head.bias
 
 
+class GPT2(nn.Module):
+    """Radford et al. 2019 as nanoGPT writes it, with the factors; llama: rotary positions (as products of complex
+    numbers), RMSNorm, SwiGLU, two heads of keys and values, no biases, a readout of its own (Touvron et al. 2023)."""
+
+    def __init__(self, llama, context, b, c, a):
+        super().__init__()
+        width, hidden, self.llama, self.c = 16, 64, llama, c
+        self.wte = nn.Embedding(golden.OUTPUTS, width)
+        self.wpe = None if llama else nn.Embedding(context, width)
+        norm = (lambda: nn.RMSNorm(width, eps=1e-6)) if llama else (lambda: nn.LayerNorm(width, eps=1e-6))
+        self.blocks = nn.ModuleList()
+        for _ in range(2):
+            block = nn.Module()
+            block.b, block.a = b, a
+            block.ln1, block.ln2 = norm(), norm()
+            keys = width // 2 if llama else width
+            block.q, block.k, block.v = (nn.Linear(width, size, bias=not llama) for size in (width, keys, keys))
+            block.proj = nn.Linear(width, width, bias=not llama)
+            block.fc, block.out = nn.Linear(width, hidden, bias=not llama), nn.Linear(hidden, width, bias=not llama)
+            block.gate = nn.Linear(width, hidden, bias=False) if llama else None
+            self.blocks.append(block)
+        self.lnf = norm()
+        self.head = nn.Linear(width, golden.OUTPUTS, bias=False) if llama else None
+
+    def turned(self, x):
+        half = x.shape[-1] // 2
+        angles = torch.outer(torch.arange(x.shape[-2]).double(), 10000.0 ** (-torch.arange(half).double() / half))
+        z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([z.real, z.imag], dim=-1)
+
+    def forward(self, tokens):
+        x = self.wte(tokens)
+        if self.wpe is not None:
+            x = x + self.wpe.weight
+        for block in self.blocks:
+            y = block.ln1(x)
+            q, k, v = (f(y).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (block.q, block.k, block.v))
+            if self.llama:
+                q, k = self.turned(q), self.turned(k)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=block.a, enable_gqa=self.llama)
+            x = x + block.b * block.proj(mixed.transpose(1, 2).flatten(2))
+            y = block.fc(block.ln2(x))
+            y = F.silu(block.gate(block.ln2(x))) * y if self.llama else F.gelu(y)
+            x = x + block.b * block.out(y)
+        return self.c * F.linear(self.lnf(x), self.wte.weight if self.head is None else self.head.weight)
+
+
 # ---- our parameters in them: (our path, their name, our layout -> theirs)
 
 
@@ -218,6 +265,33 @@ def vit_names(class_token, layer_norm):
     yield "readout/bias", "head.bias", same
 
 
+def gpt_names(llama):
+    kinds = ("kernel",) if llama else ("kernel", "bias")
+    theirs = {"kernel": "weight", "bias": "bias"}
+    yield "embed/embedding", "wte.weight", same
+    if not llama:
+        yield "positions", "wpe.weight", same
+    norms = [("final_norm", "lnf")]
+    for i in range(2):
+        flax_name, torch_name = f"block_{i}", f"blocks.{i}"
+        norms += [(f"{flax_name}/attention_norm", f"{torch_name}.ln1"), (f"{flax_name}/mlp_norm", f"{torch_name}.ln2")]
+        for kind in kinds:
+            for name in ("query", "key", "value"):
+                layout = split_heads if kind == "kernel" else torch.flatten
+                yield f"{flax_name}/attention/{name}/{kind}", f"{torch_name}.{name[0]}.{theirs[kind]}", layout
+            layout = joined_heads if kind == "kernel" else same
+            yield f"{flax_name}/attention/out/{kind}", f"{torch_name}.proj.{theirs[kind]}", layout
+            for name, place in (("mlp_in", "fc"), ("mlp_out", "out"), *[("mlp_gate", "gate")] * llama):
+                layout = dense if kind == "kernel" else same
+                yield f"{flax_name}/{name}/{kind}", f"{torch_name}.{place}.{theirs[kind]}", layout
+    for flax_name, torch_name in norms:
+        yield f"{flax_name}/scale", f"{torch_name}.weight", same
+        if not llama:
+            yield f"{flax_name}/bias", f"{torch_name}.bias", same
+    if llama:
+        yield "readout/kernel", "head.weight", dense
+
+
 def peer(name):
     """The PyTorch network of a case, and the names of its parameters."""
     b, c, a = golden.CASES[name].factors
@@ -227,6 +301,8 @@ def peer(name):
         return SimpleResNet(F.max_pool2d, "circular", (2, 3), b, c), simple_resnet_names((2, 3))
     if name.startswith("resnet18"):
         return ResNet18(b, c), resnet18_names()
+    if name.startswith("gpt"):
+        return GPT2(name == "gpt_llama", golden.CASES[name].shape[1], b, c, a), gpt_names(name == "gpt_llama")
     if name == "vit":
         return VisionTransformer(4, True, True, b, c, a), vit_names(True, True)
     return VisionTransformer(6, False, False, b, c, a), vit_names(False, False)
@@ -261,8 +337,8 @@ def torch_numbers(name):
             module.register_forward_hook(lambda _, x, y, place=place: counts.update({place: y[:, 0].numel()}))
 
     x, y = (torch.tensor(array) for array in golden.inputs(case))
-    logits = torch.func.functional_call(model, state, x.permute(0, 3, 1, 2))
-    grads = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()))
+    logits = torch.func.functional_call(model, state, x if case.model.tokens else x.permute(0, 3, 1, 2))
+    grads = torch.autograd.grad(F.cross_entropy(logits.flatten(0, -2), y.flatten()), list(leaves.values()))
 
     new = {}
     for path, place in buffers.items() if case.train else ():

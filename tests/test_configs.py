@@ -26,7 +26,7 @@ SMALLEST = {
     "simple_resnet": dict(width=8, depth=3),
     "resnet": dict(width=2, depth=1, stages=(1, 1, 1, 1)),
     "vit": dict(width=12, depth=1),
-    "gpt": dict(width=8, depth=1),
+    "gpt": dict(width=24, depth=1),
     "cnn": dict(width=4, depth=2),
     "residual_cnn": dict(width=4, depth=1),
 }
@@ -42,6 +42,8 @@ SHAPES = {
     "patches:simple_resnet": (2, 6, 0.5774, 4.0),
     "patches:vit": (2, 4, 0.7071, 2.0),
     "text_gpt": (2, 2, 1.0, 1.0),
+    "gpt": (2, 2, 1.0, 1.0),
+    "gpt:llama": (2, 2, 1.0, 1.0),
     "cifar10_simple_resnet": (3, 4, 0.8660, 4.0),
     "papers:simple_resnet,tiny_imagenet": (3, 4, 0.8660, 4.0),
     "cifar10_resnet": (6, 9, 0.8165, 0.5),
@@ -60,7 +62,7 @@ SHAPES = {
     "papers:residual_cnn,cifar100": (1, 4, 1.0, 1.0),
     "papers:residual_cnn,imagenet2012": (1, 4, 1.0, 1.0),
 }
-NOT_PAPER_A = {"default", "digits", "transfer", "patches16_vit", "text_gpt"}
+NOT_PAPER_A = {"default", "digits", "transfer", "patches16_vit", "text_gpt", "gpt", "gpt:llama"}
 TWO, THREE = ["A", "B"], ["A", "B", "C"]
 PAPER_B = {  # the segments of which the sweep has both anchors and all depths to predict, C's odd ones excepted
     "cifar10_cnn": THREE,
@@ -121,6 +123,8 @@ def assert_trains(config):
     config.data.update(batch_size=8, workers=0)
     if config.data.name == "patches":
         config.epochs = 1e-3
+    if config.data.name == "text":
+        config.data.context = 16
     settings = from_config(config)
     batches = batches_of(settings)
     assert settings.epochs * batches.steps_per_epoch <= steps_of(settings) + 1

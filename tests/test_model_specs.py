@@ -74,6 +74,18 @@ def test_roles(case):
     assert {(s.width, s.depth) for s in leaves(specs)} == {(module.width, module.depth)}
 
 
+def test_fans_of_grouped_queries():
+    """Their keys and values have as many outputs as their own heads, and all heads' inputs."""
+    specs = {s.path: s for s in leaves(model_specs(model("gpt", heads=4, kv_heads=2), (6,)))}
+    fans = {name: specs[f"block_0/attention/{name}/kernel"] for name in ("query", "key", "value", "out")}
+    assert {name: (s.fan_in, s.fan_out) for name, s in fans.items()} == {
+        "query": (8, 8),
+        "key": (8, 4),
+        "value": (8, 4),
+        "out": (8, 8),
+    }
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_scanned_specs_are_the_unrolled_ones_stacked(case):
     """Of every scanned leaf: role, place, fans and so factors; its shape and path those of the scanned model."""

@@ -7,8 +7,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+from depthmup.models.attend import attend
 from depthmup.models.layers import ACTIVATIONS, fan_in_init, matrix_product, norm
+from depthmup.models.stack import MIXED
 from depthmup.parameterization import ForwardFactors
 
 ROTARY_BASE = 10_000.0
@@ -17,7 +20,8 @@ ROTARY_BASE = 10_000.0
 class Attention(nn.Module):
     """softmax(a q . k) v, per head, then the output projection; (batch, tokens, width) -> the same shape.
 
-    causal: a token sees itself and the tokens before it. rotary: queries and keys are `rotated`.
+    kv_heads: heads of keys and of values, each shared by neighbouring queries; None: as many as queries. causal: a
+    token sees itself and the tokens before it. rotary: queries and keys are `rotated`. kernels: as in `attend`.
     """
 
     heads: int
@@ -26,26 +30,25 @@ class Attention(nn.Module):
     dtype: Any
     causal: bool = False
     rotary: bool = False
+    kv_heads: int | None = None
+    kernels: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array, attention_factor: Any) -> jax.Array:
         width = x.shape[-1]
 
-        def project(name: str, gain: float) -> jax.Array:
-            shape = (self.heads, width // self.heads)
+        def project(name: str, gain: float, heads: int) -> jax.Array:
+            shape = (heads, width // self.heads)
             init = fan_in_init(gain)
             options = {"use_bias": self.use_bias, "kernel_init": init, "dtype": self.dtype}
             return nn.DenseGeneral(shape, **options, dot_general=matrix_product, name=name)(x)
 
-        q, k, v = project("query", 0), project("key", 1), project("value", 1)
+        shared = self.kv_heads or self.heads
+        q, k, v = project("query", 0, self.heads), project("key", 1, shared), project("value", 1, shared)
         if self.rotary:
             q, k = rotated(q), rotated(k)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
-        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-        scores = jnp.asarray(attention_factor, scores.dtype) * scores
-        if self.causal:
-            scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores).astype(v.dtype), v)
+        mixed = attend(q, k, v, attention_factor, causal=self.causal, kernels=self.kernels)
+        mixed = checkpoint_name(mixed, MIXED)
         return nn.DenseGeneral(
             width,
             axis=(-2, -1),
@@ -75,13 +78,15 @@ class TransformerBlock(nn.Module):
     gated: bool = False
     causal: bool = False
     rotary: bool = False
+    kv_heads: int | None = None
+    kernels: bool = True
 
     @nn.compact
     def __call__(self, h: jax.Array, factors: ForwardFactors) -> jax.Array:
         width, b = h.shape[-1], jnp.asarray(factors.branch, h.dtype)
         x = norm(h, self.norm, "attention_norm", train=False, dtype=self.dtype)
-        options = (self.heads, self.use_bias, self.zero_init, self.dtype, self.causal, self.rotary)
-        h = h + b * Attention(*options, name="attention")(x, factors.attention)
+        options = (self.heads, self.use_bias, self.zero_init, self.dtype, self.causal, self.rotary, self.kv_heads)
+        h = h + b * Attention(*options, kernels=self.kernels, name="attention")(x, factors.attention)
         x = norm(h, self.norm, "mlp_norm", train=False, dtype=self.dtype)
 
         def dense(x: jax.Array, features: int, name: str, gain: float = 1) -> jax.Array:

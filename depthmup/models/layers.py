@@ -268,6 +268,11 @@ class Model(nn.Module):
         return 1
 
     @property
+    def places(self) -> dict[str, str]:
+        """{glob of paths: place} of parameters whose place shapes do not show."""
+        return {}
+
+    @property
     def ways(self) -> list[tuple[int, ...]]:
         """The graph that PathSum sums over (`fit.chain_path_sum`), as a chain of stages: each stage lists the number of
         weight layers on each of its parallel ways, 0 for an identity skip. The readout is left out, and so is the

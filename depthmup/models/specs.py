@@ -19,7 +19,7 @@ UNIT = ForwardFactors(1.0, 1.0, 1.0)
 
 
 def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
-    """The spec tree of one of our models for inputs (batch, *input_shape), by `infer_specs` with no override.
+    """The spec tree of one of our models for inputs (batch, *input_shape), by `infer_specs` with the model's `places`.
 
     In some families the number of scanned blocks does not double with depth, because depth also counts the read-in or
     a layer between stages. Their roles are inferred on the unrolled model and then stacked. Raises ValueError as
@@ -36,6 +36,7 @@ def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
         width=model.width,
         depth=model.depth,
         residual=model.residual,
+        overrides=model.places,
     )
     if direct:
         return specs

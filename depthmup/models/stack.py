@@ -14,6 +14,15 @@ from depthmup.models.layers import split_batch
 from depthmup.specs import PyTree
 
 SCANNED = re.compile(r"blocks(_\d+)?")  # names of scanned blocks, whose parameters have a leading axis over them
+MIXED = "mixed"  # name of what attention makes of the values
+# What gradients keep of blocks that they compute again, beside their inputs.
+REMAT_KEEPS: dict[str, Callable[..., bool] | None] = {
+    "nothing": None,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(MIXED),
+    ),
+}
 
 
 def state(module: nn.Module, h: jax.Array) -> jax.Array:
@@ -51,23 +60,25 @@ def stack(
     *,
     first: int = 0,
     scanned: str = "blocks",
+    keep: Callable[..., bool] | None = None,
 ) -> jax.Array:
     """Apply `count` equal blocks to h; `parent` records each result as `state` does. Returns the last result.
 
     Unrolled: h <- call(make("block_i"), h) for i = first .. first + count - 1. With `parent.scan`: the same with one
     block make(scanned), whose parameters have a leading axis over the blocks. With `parent.remat`: gradients compute
-    each block again from its input, and so keep nothing but the blocks' inputs.
+    each block again from its input, and so keep nothing but the blocks' inputs and what `keep`, one of `REMAT_KEEPS`,
+    chooses.
     """
     if parent.remat:  # a scanned body is a computation of its own, which XLA does not merge with its repetition
-        call = nn.remat(call, prevent_cse=not parent.scan)
+        call = nn.remat(call, prevent_cse=not parent.scan, policy=keep)
     if parent.scan and count:
-        keep = parent.is_mutable_collection("stream") and not parent.is_initializing()
+        record = parent.is_mutable_collection("stream") and not parent.is_initializing()
         shifts = next_shifts(parent, count)
 
         def body(module: nn.Module, h: jax.Array, shift: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
             h = split_batch(call(module, h))
             h = h if shift is None else h + shift
-            return h, h if keep else None
+            return h, h if record else None
 
         blocks = nn.scan(
             body,

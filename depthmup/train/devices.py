@@ -315,7 +315,12 @@ class BatchOverDevices(Placement):
     def over(self, function: Function, trial: int, batch: int = 0, shared: int = 0, donate: bool = False) -> Function:
         if self.wrapper == "jit" or not batch:  # without a batch there is nothing to split
             whole = NamedSharding(self.mesh, PartitionSpec())
-            return jax.jit(function, out_shardings=whole, donate_argnums=(0,) if donate else ())
+
+            def on_mesh(*arguments: PyTree) -> PyTree:
+                with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):  # kernels have to be split over it
+                    return function(*arguments)
+
+            return jax.jit(on_mesh, out_shardings=whole, donate_argnums=(0,) if donate else ())
         return self.pmap(function, (None,) * trial + (0,) * batch + (None,) * shared, None, donate)
 
 

@@ -24,6 +24,7 @@ COSTS = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # of a measurement,
 
 def update_profile(task: Task) -> Callable[[TrainState, Batch, Hyper], jax.Array]:
     """The function that returns `measure.update_sizes`, (2, layers), of the next step with learning rate 1."""
+    task = task.all_derivatives()
 
     def profile(state: TrainState, batch: Batch, hyper: Hyper) -> jax.Array:
         direction = task.direction(state, batch, hyper)
@@ -43,6 +44,7 @@ def _sharpness(task: Task, state: TrainState, batch: Batch, hyper: Hyper) -> jax
     For SGD and momentum the Hessian is taken in coordinates in which all leaves have the same learning rate, so that
     gradient descent is stable below 2 / learning rate.
     """
+    task = task.all_derivatives()
     scale = hyper.factors.lr if FAMILIES[family_of(task.optimizer)].linear else None
     return sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)[None]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup.models import Model, model_specs, states
+from depthmup.models import GPT, Model, model_specs, states
 from depthmup.models.specs import UNIT
 from depthmup.optim import DEFAULTS, OPTIONS, after_clipping, family_of, from_factors
 from depthmup.parameterization import ForwardFactors, Parameterization
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     Scalar = Float[Array, ""]
 
 _specs = functools.lru_cache(model_specs)
+LOGITS = 2**24  # numbers up to which the logits of a batch are computed at once: 64 MiB
+MOST_PARTS = 16  # in which they are computed else
 LABEL_NOISE = 1  # folded into the key of a step or of a part, which is that of its dropout
 
 
@@ -87,20 +90,33 @@ class Task(Trainable):
     def loss(
         self, params: PyTree, state: TrainState, statistics: PyTree, batch: Batch, hyper: Hyper, key: jax.Array
     ) -> tuple[Scalar, PyTree]:
-        logits, statistics = self._outputs(params, state, statistics, batch[0], hyper, key)
         labels = batch[1]
         if self.recipe.label_noise:
-            labels = _noisy(jax.random.fold_in(key, LABEL_NOISE), labels, hyper.label_noise, logits.shape[-1])
-        return self.recipe.example_losses(logits, labels, train=True).mean(), statistics
+            labels = _noisy(jax.random.fold_in(key, LABEL_NOISE), labels, hyper.label_noise, self.model.outputs)
+
+        def losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
+            return self.recipe.losses(logits, labels, train=True)
+
+        values, statistics = self._of_logits(losses, params, state, statistics, batch[0], labels, hyper, key)
+        return of_examples(values).mean(), statistics
 
     def evaluation(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Evaluation:
         """Loss and accuracy. Labels below 0 mark examples that only fill up the last batch and do not count."""
         inputs, labels = batch
-        logits, _ = self._outputs(params, state, state.statistics, inputs, hyper, None)
-        losses = self.recipe.example_losses(logits, jnp.maximum(labels, 0), train=False)
-        values = {"loss": losses, "accuracy": of_examples(logits.argmax(-1) == labels)}
+
+        def measured(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+            losses = self.recipe.losses(logits, jnp.maximum(labels, 0), train=False)
+            return {"loss": losses, "accuracy": logits.argmax(-1) == labels}
+
+        values, _ = self._of_logits(measured, params, state, state.statistics, inputs, labels, hyper, None)
         counted = labels.reshape(len(labels), -1)[:, 0] >= 0
-        return {name: Average(jnp.where(counted, v, 0.0).sum(), counted.sum()) for name, v in values.items()}
+        return {
+            name: Average(jnp.where(counted, of_examples(v), 0.0).sum(), counted.sum()) for name, v in values.items()
+        }
+
+    def all_derivatives(self) -> Task:
+        model = self.model
+        return dataclasses.replace(self, model=model.clone(kernels=False)) if isinstance(model, GPT) else self
 
     def batch_shapes(self, examples: int) -> Batch:
         return self.model.batch_shapes(examples, self.input_shape)
@@ -128,25 +144,72 @@ class Task(Trainable):
         return params, {k: v for k, v in variables.items() if k == "batch_stats"}
 
     def apply(
-        self, params: PyTree, statistics: PyTree, inputs: jax.Array, forward: ForwardFactors, key: jax.Array | None
+        self,
+        params: PyTree,
+        statistics: PyTree,
+        inputs: jax.Array,
+        forward: ForwardFactors,
+        key: jax.Array | None,
+        **options: Any,
     ) -> tuple[jax.Array, PyTree]:
         """(logits, new statistics).
 
-        key: random key of dropout, in training. None: evaluate without dropout and without new statistics.
+        key: random key of dropout, in training. None: evaluate without dropout and without new statistics. options: of
+        the model's call.
         """
         variables = {"params": params, **statistics}
         if key is None:
-            return self.model.apply(variables, inputs, forward), statistics  # type: ignore[return-value]
-        rngs = {"dropout": key}
-        return self.model.apply(variables, inputs, forward, train=True, mutable=list(statistics), rngs=rngs)
+            return self.model.apply(variables, inputs, forward, **options), statistics  # type: ignore[return-value]
+        rngs, mutable = {"dropout": key}, list(statistics)
+        return self.model.apply(variables, inputs, forward, train=True, mutable=mutable, rngs=rngs, **options)
 
-    def _outputs(
-        self, params: PyTree, state: TrainState, statistics: PyTree, inputs: jax.Array, hyper: Hyper, key: Any
-    ) -> tuple[jax.Array, PyTree]:
-        logits, statistics = self.apply(params, statistics, inputs, hyper.forward, key)
-        if self.recipe.loss == "centered_mse":
-            logits -= self.apply(state.initial, statistics, inputs, hyper.forward, key)[0]
-        return logits, statistics
+    def _of_logits(
+        self,
+        measure: Callable[[jax.Array, jax.Array], PyTree],
+        params: PyTree,
+        state: TrainState,
+        statistics: PyTree,
+        inputs: jax.Array,
+        labels: jax.Array,
+        hyper: Hyper,
+        key: Any,
+    ) -> tuple[PyTree, PyTree]:
+        """(measure(logits, labels), new statistics), where a measure has a number for each label.
+
+        Where the logits of all tokens are more than `LOGITS` numbers, those of one part of the context after another
+        are computed, in gradients again, so that they are never there as a whole.
+        """
+
+        def outputs(params: PyTree, statistics: PyTree, **options: Any) -> tuple[jax.Array, PyTree]:
+            return self.apply(params, statistics, inputs, hyper.forward, key, **options)
+
+        centered, model = self.recipe.loss == "centered_mse", self.model
+        parts = min(MOST_PARTS, -(-inputs.size * model.outputs // LOGITS)) if isinstance(model, GPT) else 1
+        if parts == 1:
+            logits, statistics = outputs(params, statistics)
+            if centered:
+                logits -= outputs(state.initial, statistics)[0]
+            return measure(logits, labels), statistics
+        h, statistics = outputs(params, statistics, readout=False)
+        start = outputs(state.initial, statistics, readout=False)[0] if centered else None
+        context = labels.shape[1]
+        each = -(-context // parts)
+
+        def split(array: jax.Array) -> jax.Array:
+            """(batch, context, ...) -> (parts, batch, each, ...), filled up by zeros"""
+            padded = jnp.pad(array, ((0, 0), (0, parts * each - context)) + ((0, 0),) * (array.ndim - 2))
+            return padded.reshape(len(array), parts, each, *array.shape[2:]).swapaxes(0, 1)
+
+        @functools.partial(jax.checkpoint, prevent_cse=False)  # a loop's body is not merged with its repetition
+        def of_part(part: tuple[jax.Array, jax.Array | None, jax.Array]) -> PyTree:
+            h, start, labels = part
+            logits = model.logits(params, h, hyper.forward)
+            if start is not None:
+                logits -= model.logits(state.initial, start, hyper.forward)
+            return measure(logits, labels)
+
+        values = jax.lax.map(of_part, jax.tree.map(split, (h, start, labels)))
+        return jax.tree.map(lambda v: v.swapaxes(0, 1).reshape(len(labels), -1)[:, :context], values), statistics
 
 
 def _noisy(key: jax.Array, labels: jax.Array, probability: jax.Array, classes: int) -> jax.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -176,6 +176,10 @@ class Trainable(abc.ABC):
         """The `evaluation` of the state's parameters, or of their average if the recipe has one."""
         sums = self.evaluation(state.average if self.recipe.ema else state.params, state, batch, hyper)
         return jax.lax.psum(sums, batch_axis()) if batch_axis() else sums
+
+    def all_derivatives(self) -> Self:
+        """The same task without kernels of accelerators, which have gradients but no other derivatives."""
+        return self
 
     def objective(self, params: PyTree, state: TrainState, batch: Batch, hyper: Hyper) -> Scalar:
         """The loss that the next step from `state` would have, with `params` in place of the state's parameters."""
