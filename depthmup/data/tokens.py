@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import re
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
@@ -153,7 +154,7 @@ def load(data_dir: str, context: int | None = None, vocabulary: int | None = Non
         shards = []
         for name in names:
             windows = (counts[name] - 1) // size
-            low, high = (round(share * windows) for share in part)
+            low, high = (int(share * windows) for share in part)
             shards.append(Shard(str(folder / name), dtype, _offset(folder / name), low, high - low))
         result = Windows(tuple(shards), size, outputs, limit)
         if not result.all:
@@ -178,9 +179,12 @@ def load(data_dir: str, context: int | None = None, vocabulary: int | None = Non
     )
 
 
-def mapped(path: Path | str, dtype: str, offset: int = 0) -> np.ndarray:
+def mapped(path: str, dtype: str, offset: int = 0) -> np.ndarray:
     """The tokens of a file, (tokens,), which are read from the disk where they are used."""
-    return np.memmap(path, dtype, "r", offset)
+    with open(path, "rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    pages.madvise(mmap.MADV_RANDOM)  # else the system reads 128 kB around each window
+    return np.frombuffer(pages, dtype, (len(pages) - offset) // np.dtype(dtype).itemsize, offset)
 
 
 def digest_of(path: Path) -> str:
@@ -250,10 +254,11 @@ def _largest(folder: Path, names: list[str], dtype: str, counts: Mapping[str, in
             f"{folder} has no {SIDECAR} and too many tokens to look for the largest: set data.vocabulary to their "
             "number (50304 for GPT-2's)"
         )
-    largest = 0
+    each, part, largest = np.dtype(dtype).itemsize, 2**24, 0
     for name in names:
-        tokens = mapped(folder / name, dtype, _offset(folder / name))
-        largest = max([largest, *(int(tokens[i : i + 2**24].max()) for i in range(0, len(tokens), 2**24))])
+        for first in range(0, counts[name], part):
+            offset = _offset(folder / name) + first * each
+            largest = max(largest, int(np.fromfile(folder / name, dtype, part, offset=offset).max()))
     return largest
 
 
