@@ -1093,7 +1093,7 @@ class Coordinates(nn.Module):
 
 def test_parts_of_fixed_size():
     (text,) = warned(lambda: setup(Coordinates, fan_in_init=None))
-    assert text.startswith("joined/kernel joins a part of fixed size to one that grows with width (axis 0 is 8 + 16 at")
+    assert text.startswith("joined/kernel joins a part of fixed size to one that grows with width (axis 0 is 8 + 8 at")
     assert "overrides={'joined/kernel': 'trunk/hidden'} silences this" in text
     assert not warned(lambda: setup(Coordinates, overrides={"joined/kernel": "trunk/hidden"}, fan_in_init=None))
     constant = nn.initializers.normal(0.1)
