@@ -120,8 +120,6 @@ def check_folder(path: Path, verb: str) -> None:
         if verb not in usage.IN_BUCKET:
             raise ValueError(f"--workdir={path} is for {', '.join(usage.IN_BUCKET)}: give {verb} a local folder")
         return bucket.check(path)
-    if re.match("[A-Za-z0-9]+:/", str(path)):
-        raise ValueError(f"--workdir={path}: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, a folder ./{path}")
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not parent.is_dir():
         raise ValueError(f"--workdir={path} is, or is inside, a file: give a folder")

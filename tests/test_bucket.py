@@ -108,7 +108,14 @@ def outcome(workdir):
 
 @needs_server
 def test_a_sweep_goes_on_and_reports(place, tmp_path, monkeypatch):
-    settings, real, count = tiny.settings(**SWEEP), Store.add, iter(range(10))
+    swept(tiny.settings(**SWEEP), place, tmp_path, monkeypatch)
+    assert not list((place / "unfinished").glob("*"))
+    assert sweep.compare([place, tmp_path / "alone"], tmp_path).exists()
+
+
+def swept(settings, place, tmp_path, monkeypatch):
+    """A sweep whose second group is lost, and that goes on, beside a local one."""
+    real, count = Store.add, iter(range(10))
     alone = sweep.run(settings, tmp_path / "alone", progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(Store, "add", lambda self, group: real(self, group) if next(count) == 0 else kill())
@@ -122,8 +129,6 @@ def test_a_sweep_goes_on_and_reports(place, tmp_path, monkeypatch):
     assert sorted(sweep.load(place)["key"]) == sorted(sweep.load(tmp_path / "alone")["key"])
     curves = [sweep.curves(folder).sort_values(["key", "step"]).to_csv() for folder in (place, tmp_path / "alone")]
     assert curves[0] == curves[1]
-    assert not list((place / "unfinished").glob("*"))
-    assert sweep.compare([place, tmp_path / "alone"], tmp_path).exists()
 
 
 def kill():
@@ -190,7 +195,7 @@ def test_rows_wait_for_the_bucket(place, monkeypatch):
     [
         ("gs://bucket", "train", "gs://bucket is no folder in a bucket: give gs://BUCKET/FOLDER"),
         ("gs://", "train", "is no folder in a bucket"),
-        ("gs:/bucket/x", "train", "a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, a folder ./gs:/bucket/x"),
+        ("gs:/bucket/x", "train", "gs:/bucket/x is no workdir: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
         ("az://bucket/x", "sweep", "a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
         ("gs://bucket/x", "check", "is for train, sweep, compare: give check a local folder"),
         ("gs://bucket/x", "tune", "is for train, sweep, compare: give tune a local folder"),
@@ -355,3 +360,20 @@ def test_kills_of_a_sweep(place, server, tmp_path):
     rows, curves = torture.sweep_outcome(tmp_path)
     assert sorted((place / "results.jsonl").read_text().splitlines()) == rows
     assert sweep.curves(place).sort_values(["key", "step"]).to_csv(index=False) == curves
+
+
+@slow
+@pytest.mark.skipif(not object_store.S3_IS_HERE, reason="s3fs and moto[server] are not installed")
+def test_s3_without_checkpoints(tmp_path, monkeypatch):
+    """Runs and sweeps; of a sweep that was killed the finished groups stay."""
+    place, never = bucket.folder(f"s3://{object_store.BUCKET}/x"), {"checkpoint__every": "never"}
+    with object_store.s3() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        settings = tiny.settings(**RUN | never)
+        assert train(settings, place / "run") == train(settings, tmp_path / "run")
+        assert outcome(place / "run") == outcome(tmp_path / "run")
+        settings = tiny.settings(**SWEEP | never)
+        swept(settings, place, tmp_path, monkeypatch)
+        with pytest.raises(ValueError, match=r"^the bucket s3://nowhere is not there"):
+            bucket.check("s3://nowhere/x")

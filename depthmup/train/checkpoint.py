@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -237,11 +238,10 @@ class Checkpoints:
             if self._manager is not None:
                 self._manager.close()
         self._manager = None
-        for _ in range(ATTEMPTS):
-            if bucket.in_bucket(self.path):  # Orbax deletes what is not committed when it opens the folder
-                break
+        # In a bucket Orbax deletes what is not committed when it opens the folder.
+        for _ in range(0 if bucket.in_bucket(self.path) else ATTEMPTS):
             for folder in self.path.glob(f"{step}.*"):  # half-written files take room that the next checkpoint needs
-                bucket.remove(folder)
+                shutil.rmtree(folder, ignore_errors=True)
             time.sleep(PAUSE)
             if not any(self.path.glob(f"{step}.*")):
                 break
