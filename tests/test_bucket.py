@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from depthmup import bucket, sweep
-from depthmup.command import check_folder
 from depthmup.files import write_atomically
 from depthmup.target_search import search
 from depthmup.train import log
@@ -191,22 +190,30 @@ def test_rows_wait_for_the_bucket(place, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("path", "verb", "message"),
+    ("path", "message"),
     [
-        ("gs://bucket", "train", "gs://bucket is no folder in a bucket: give gs://BUCKET/FOLDER"),
-        ("gs://", "train", "is no folder in a bucket"),
-        ("gs:/bucket/x", "train", "gs:/bucket/x is no workdir: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
-        ("az://bucket/x", "sweep", "a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
-        ("gs://bucket/x", "check", "is for train, sweep, compare: give check a local folder"),
-        ("gs://bucket/x", "tune", "is for train, sweep, compare: give tune a local folder"),
-        ("s3://bucket/x", "train", "needs the package no_such_package: python -m pip install 'depthmup[s3]'"),
+        ("gs://bucket", "gs://bucket is no folder in a bucket: give gs://BUCKET/FOLDER"),
+        ("gs://", "is no folder in a bucket"),
+        ("gs:/bucket/x", "gs:/bucket/x is no workdir: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
+        ("az://bucket/x", "a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
+        ("s3://bucket/x", "needs the package no_such_package: python -m pip install 'depthmup[s3]'"),
     ],
 )
-def test_what_is_no_place(path, verb, message, monkeypatch):
+def test_what_is_no_place(path, message, monkeypatch):
     monkeypatch.setitem(bucket.PACKAGES, "gs", "json")
     monkeypatch.setitem(bucket.PACKAGES, "s3", "no_such_package")
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_folder(bucket.folder(path), verb)
+        bucket.folder(path)
+
+
+@pytest.mark.parametrize("verb", ["check", "tune"])
+def test_verbs_that_need_a_local_folder(verb):
+    """One line, of a command that has not imported JAX."""
+    code = "import sys; sys.path.insert(0, '.'); from depthmup import __main__, bucket; bucket.PACKAGES['gs'] = 'json'"
+    words = [sys.executable, "-c", code + "; __main__.main('main.py')", verb, "--workdir=gs://bucket/x"]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    line = f"error: --workdir=gs://bucket/x is for train, sweep, compare: give {verb} a local folder\n"
+    assert (ended.returncode, ended.stderr) == (2, line)
 
 
 @needs_server

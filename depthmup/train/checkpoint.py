@@ -234,6 +234,7 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
+        before = [other for other in self.steps() if other != step]
         with contextlib.suppress(Exception):  # it may raise the same error again
             if self._manager is not None:
                 self._manager.close()
@@ -247,7 +248,7 @@ class Checkpoints:
                 break
         with contextlib.suppress(OSError), bucket.errors(self.path):  # else the next one tries again
             self._open()
-        newest = self.steps()
+        newest = self.steps() or before  # of a bucket that does not answer nothing else is known
         left = f"the newest whole one is that of step {newest[-1]}" if newest else "there is none yet"
         self._failures += 1
         if self._failures == self._most_failures:
