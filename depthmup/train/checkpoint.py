@@ -89,6 +89,7 @@ class Checkpoints:
         self._primary = jax.process_index() == 0
         self._manager: CheckpointManager | None = None
         self._losses: dict[int, float] = {}
+        self._whole: list[int] = []  # the steps of checkpoints that were there when one failed
         with bucket.errors(self.path):
             if self._primary and self.path.exists():
                 self._open()
@@ -234,7 +235,7 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
-        before = [other for other in self.steps() if other != step]
+        self._whole = [other for other in self.steps() if other != step] or self._whole
         with contextlib.suppress(Exception):  # it may raise the same error again
             if self._manager is not None:
                 self._manager.close()
@@ -248,7 +249,7 @@ class Checkpoints:
                 break
         with contextlib.suppress(OSError), bucket.errors(self.path):  # else the next one tries again
             self._open()
-        newest = self.steps() or before  # of a bucket that does not answer nothing else is known
+        newest = self.steps() or self._whole  # of a bucket that does not answer nothing else is known
         left = f"the newest whole one is that of step {newest[-1]}" if newest else "there is none yet"
         self._failures += 1
         if self._failures == self._most_failures:
