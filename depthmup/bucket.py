@@ -24,15 +24,19 @@ def folder(path: str | os.PathLike[str]) -> Path:
     """A local folder, or one in a bucket, which has the methods of a `Path` (epath.Path). `Path(path)` of a bucket
     would be a local folder of nearly that name.
 
-    Raises ValueError, in one line, for a bucket without a folder, and where its package is not installed.
+    Raises ValueError, in one line, for a bucket without a folder, where its package is not installed, and for what a
+    `Path` or another kind of bucket is.
     """
+    text = os.fspath(path)
     if not in_bucket(path):
+        if re.match("(gs|gcs|s3|az|hf):/", text):
+            raise ValueError(f"{text} is no workdir: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, as text")
         return Path(path)
-    scheme, _, inside = os.fspath(path).partition("://")
+    scheme, _, inside = text.partition("://")
     if not re.fullmatch("[^/]+/+[^/].*", inside):
-        raise ValueError(f"{path} is no folder in a bucket: give {scheme}://BUCKET/FOLDER")
+        raise ValueError(f"{text} is no folder in a bucket: give {scheme}://BUCKET/FOLDER")
     if importlib.util.find_spec(PACKAGES[scheme]) is None:
-        raise ValueError(f"{path} needs the package {PACKAGES[scheme]}: python -m pip install 'depthmup[{scheme}]'")
+        raise ValueError(f"{text} needs the package {PACKAGES[scheme]}: python -m pip install 'depthmup[{scheme}]'")
     _prepare()
     from etils import epath
 
@@ -69,8 +73,8 @@ def errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        own = type(error).__module__.startswith("depthmup.")
-        if own or not in_bucket(path) or isinstance(error, FileNotFoundError):
+        is_worded = isinstance(error, FileNotFoundError) or type(error).__module__.startswith("depthmup.")
+        if is_worded or not in_bucket(path):
             raise
         words = " ".join(str(error).split())
         raise OSError(f"{os.fspath(path)}: {type(error).__name__}: {words[:300]}") from error

@@ -106,7 +106,9 @@ def call_of(words: Sequence[str]) -> tuple[str, Path | None, dict[str, Any]]:
         raise ValueError("--coordinator, --processes and --process are for --distributed: give that too")
     workdir = bucket.folder(values.workdir) if values.workdir else None
     if workdir and verb in usage.WRITE:
-        check_folder(workdir, verb)
+        if bucket.in_bucket(workdir) and verb not in usage.IN_BUCKET:
+            raise ValueError(f"--workdir={workdir} is for {', '.join(usage.IN_BUCKET)}: give {verb} a local folder")
+        check_folder(workdir)
     if verb == "compare":
         options["folders"] = words[1:]
     if verb == "grow":
@@ -114,14 +116,10 @@ def call_of(words: Sequence[str]) -> tuple[str, Path | None, dict[str, Any]]:
     return verb, workdir, options
 
 
-def check_folder(path: Path, verb: str) -> None:
+def check_folder(path: Path) -> None:
     """Raises ValueError if results cannot be written into this folder, or if it cannot be made. It is not made here."""
     if bucket.in_bucket(path):
-        if verb not in usage.IN_BUCKET:
-            raise ValueError(f"--workdir={path} is for {', '.join(usage.IN_BUCKET)}: give {verb} a local folder")
         return bucket.check(path)
-    if re.match("[A-Za-z0-9]+:/", str(path)):
-        raise ValueError(f"--workdir={path}: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, a folder ./{path}")
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not parent.is_dir():
         raise ValueError(f"--workdir={path} is, or is inside, a file: give a folder")

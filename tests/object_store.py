@@ -10,17 +10,44 @@ import time
 import urllib.request
 
 BUCKET = "bucket"
+S3_IS_HERE = all(importlib.util.find_spec(name) for name in ("s3fs", "moto", "flask"))
 IS_HERE = all(importlib.util.find_spec(name) for name in ("gcsfs", "gcp_storage_emulator"))
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def wait_for(address):
+    for _ in range(600):
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the server did not start")
+
+
+@contextlib.contextmanager
+def s3():
+    """The environment of a server of Amazon's interface with a bucket."""
+    address = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", address.rpartition(":")[2]]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(address)
+        urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT")).close()
+        yield {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    finally:
+        process.kill()
+        process.wait()
 
 
 class Server:
     """A server in a process of its own, which keeps its objects when it is stopped and started again."""
 
     def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.folder, self._process = folder, None
+        self.port, self.folder, self._process = free_port(), folder, None
         address = f"http://127.0.0.1:{self.port}"
         self.environment = {
             "STORAGE_EMULATOR_HOST": address,
@@ -33,11 +60,7 @@ class Server:
     def start(self):
         command = [sys.executable, "-m", "tests.object_store", str(self.port), str(self.folder)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(600):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5):
-                return
-            time.sleep(0.05)
-        raise AssertionError("the server did not start")
+        wait_for(f"http://127.0.0.1:{self.port}/")
 
     def wipe(self):
         urllib.request.urlopen(f"{self.environment['STORAGE_EMULATOR_HOST']}/wipe?keep-buckets=true").close()

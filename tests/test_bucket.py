@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from depthmup import bucket, sweep
-from depthmup.command import check_folder
 from depthmup.files import write_atomically
 from depthmup.target_search import search
 from depthmup.train import log
@@ -31,6 +30,7 @@ needs_server = pytest.mark.skipif(not object_store.IS_HERE, reason="gcsfs and gc
 slow = pytest.mark.slow
 RUN = dict(log_every=1, checkpoint__every="3 steps", evaluate_every="never", optimizer__name="sgd")
 SWEEP = dict(sweep__depths=(2, 4), sweep__widths=(), sweep__optimizers=("sgd",), sweep__parameterizations=("mup",))
+WITHOUT_JAX = "import sys; sys.modules['jax'] = None; from depthmup import __main__; __main__.main('main.py')"
 SWEEP |= dict(sweep__seeds=1, sweep__until="planned", checkpoint__every="3 steps", sweep__calibrate=False)
 
 
@@ -108,7 +108,14 @@ def outcome(workdir):
 
 @needs_server
 def test_a_sweep_goes_on_and_reports(place, tmp_path, monkeypatch):
-    settings, real, count = tiny.settings(**SWEEP), Store.add, iter(range(10))
+    swept(tiny.settings(**SWEEP), place, tmp_path, monkeypatch)
+    assert not list((place / "unfinished").glob("*"))
+    assert sweep.compare([place, tmp_path / "alone"], tmp_path).exists()
+
+
+def swept(settings, place, tmp_path, monkeypatch):
+    """A sweep whose second group is lost, and that goes on, beside a local one."""
+    real, count = Store.add, iter(range(10))
     alone = sweep.run(settings, tmp_path / "alone", progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(Store, "add", lambda self, group: real(self, group) if next(count) == 0 else kill())
@@ -122,8 +129,6 @@ def test_a_sweep_goes_on_and_reports(place, tmp_path, monkeypatch):
     assert sorted(sweep.load(place)["key"]) == sorted(sweep.load(tmp_path / "alone")["key"])
     curves = [sweep.curves(folder).sort_values(["key", "step"]).to_csv() for folder in (place, tmp_path / "alone")]
     assert curves[0] == curves[1]
-    assert not list((place / "unfinished").glob("*"))
-    assert sweep.compare([place, tmp_path / "alone"], tmp_path).exists()
 
 
 def kill():
@@ -186,22 +191,30 @@ def test_rows_wait_for_the_bucket(place, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("path", "verb", "message"),
+    ("path", "message"),
     [
-        ("gs://bucket", "train", "gs://bucket is no folder in a bucket: give gs://BUCKET/FOLDER"),
-        ("gs://", "train", "is no folder in a bucket"),
-        ("gs:/bucket/x", "train", "a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, a folder ./gs:/bucket/x"),
-        ("az://bucket/x", "sweep", "a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
-        ("gs://bucket/x", "check", "is for train, sweep, compare: give check a local folder"),
-        ("gs://bucket/x", "tune", "is for train, sweep, compare: give tune a local folder"),
-        ("s3://bucket/x", "train", "needs the package no_such_package: python -m pip install 'depthmup[s3]'"),
+        ("gs://bucket", "gs://bucket is no folder in a bucket: give gs://BUCKET/FOLDER"),
+        ("gs://", "is no folder in a bucket"),
+        ("gs:/bucket/x", "gs:/bucket/x is no workdir: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
+        ("az://bucket/x", "a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
+        ("s3://bucket/x", "needs the package no_such_package: python -m pip install 'depthmup[s3]'"),
     ],
 )
-def test_what_is_no_place(path, verb, message, monkeypatch):
+def test_what_is_no_place(path, message, monkeypatch):
     monkeypatch.setitem(bucket.PACKAGES, "gs", "json")
     monkeypatch.setitem(bucket.PACKAGES, "s3", "no_such_package")
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_folder(bucket.folder(path), verb)
+        bucket.folder(path)
+
+
+@pytest.mark.parametrize("verb", ["check", "tune"])
+def test_verbs_that_need_a_local_folder(verb):
+    """One line, of a command that has not imported JAX."""
+    code = "import sys; sys.path.insert(0, '.'); from depthmup import __main__, bucket; bucket.PACKAGES['gs'] = 'json'"
+    words = [sys.executable, "-c", code + "; __main__.main('main.py')", verb, "--workdir=gs://bucket/x"]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    line = f"error: --workdir=gs://bucket/x is for train, sweep, compare: give {verb} a local folder\n"
+    assert (ended.returncode, ended.stderr) == (2, line)
 
 
 @needs_server
@@ -233,7 +246,7 @@ def test_a_bucket_without_permission(code):
         threading.Thread(target=refusing.serve_forever, daemon=True).start()
         environment = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{refusing.server_port}", "GOOGLE_AUTH_DISABLED": "1"}
         ended = subprocess.run(
-            [sys.executable, "main.py", "--workdir=gs://bucket/x"],
+            [sys.executable, "-c", WITHOUT_JAX, "--workdir=gs://bucket/x"],
             cwd=ROOT,
             env=os.environ | environment,
             capture_output=True,
@@ -355,3 +368,20 @@ def test_kills_of_a_sweep(place, server, tmp_path):
     rows, curves = torture.sweep_outcome(tmp_path)
     assert sorted((place / "results.jsonl").read_text().splitlines()) == rows
     assert sweep.curves(place).sort_values(["key", "step"]).to_csv(index=False) == curves
+
+
+@slow
+@pytest.mark.skipif(not object_store.S3_IS_HERE, reason="s3fs and moto[server] are not installed")
+def test_s3_without_checkpoints(tmp_path, monkeypatch):
+    """Runs and sweeps; of a sweep that was killed the finished groups stay."""
+    place, never = bucket.folder(f"s3://{object_store.BUCKET}/x"), {"checkpoint__every": "never"}
+    with object_store.s3() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        settings = tiny.settings(**RUN | never)
+        assert train(settings, place / "run") == train(settings, tmp_path / "run")
+        assert outcome(place / "run") == outcome(tmp_path / "run")
+        settings = tiny.settings(**SWEEP | never)
+        swept(settings, place, tmp_path, monkeypatch)
+        with pytest.raises(ValueError, match=r"^the bucket s3://nowhere is not there"):
+            bucket.check("s3://nowhere/x")

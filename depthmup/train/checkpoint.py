@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -88,6 +89,7 @@ class Checkpoints:
         self._primary = jax.process_index() == 0
         self._manager: CheckpointManager | None = None
         self._losses: dict[int, float] = {}
+        self._whole: list[int] = []  # the steps of checkpoints that were there when one failed
         with bucket.errors(self.path):
             if self._primary and self.path.exists():
                 self._open()
@@ -233,21 +235,21 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
+        self._whole = [other for other in self.steps() if other != step] or self._whole
         with contextlib.suppress(Exception):  # it may raise the same error again
             if self._manager is not None:
                 self._manager.close()
         self._manager = None
-        for _ in range(ATTEMPTS):
-            if bucket.in_bucket(self.path):  # Orbax deletes what is not committed when it opens the folder
-                break
+        # In a bucket Orbax deletes what is not committed when it opens the folder.
+        for _ in range(0 if bucket.in_bucket(self.path) else ATTEMPTS):
             for folder in self.path.glob(f"{step}.*"):  # half-written files take room that the next checkpoint needs
-                bucket.remove(folder)
+                shutil.rmtree(folder, ignore_errors=True)
             time.sleep(PAUSE)
             if not any(self.path.glob(f"{step}.*")):
                 break
         with contextlib.suppress(OSError), bucket.errors(self.path):  # else the next one tries again
             self._open()
-        newest = self.steps()
+        newest = self.steps() or self._whole  # of a bucket that does not answer nothing else is known
         left = f"the newest whole one is that of step {newest[-1]}" if newest else "there is none yet"
         self._failures += 1
         if self._failures == self._most_failures:

@@ -205,7 +205,7 @@ class MetricsObject:
         with bucket.errors(path):
             self._lines = path.read_bytes().splitlines() if path.exists() else []
         _check(path, self._lines)
-        self._changed, self._next = False, time.monotonic() + EVERY
+        self._changed, self._failed, self._next = False, False, time.monotonic() + EVERY
 
     def append(self, row: Row) -> None:
         self._lines.append(json.dumps(without_nan(row)).encode())
@@ -223,17 +223,18 @@ class MetricsObject:
         """Write all rows, if some are new. Raises OSError."""
         if not self._changed:
             return
-        start = time.monotonic()
+        start, self._failed = time.monotonic(), True
         try:
             write_atomically(self.path, b"".join(line + b"\n" for line in self._lines))
-            self._changed = False
+            self._changed = self._failed = False
         finally:
             end = time.monotonic()
             self._next = end + max(EVERY, (end - start) / SHARE)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a run that ends well has flushed before
-            self.flush()
+        if not self._failed:  # it takes half a minute to fail
+            with contextlib.suppress(OSError):
+                self.flush()
 
 
 def _check(path: Path, lines: Sequence[bytes]) -> None:

@@ -48,7 +48,9 @@ class Diverged(Exception):
         self.step = step
 
 
-def train(settings: Settings, workdir: Path | None = None, command: str = "", profile: bool = False) -> dict[str, Any]:
+def train(
+    settings: Settings, workdir: str | Path | None = None, command: str = "", profile: bool = False
+) -> dict[str, Any]:
     """Train one network and return its metrics at the end, one number each.
 
     The run goes on from its last checkpoint if there is one. It writes into the workdir: `metrics.json`,
@@ -63,6 +65,7 @@ def train(settings: Settings, workdir: Path | None = None, command: str = "", pr
     first = jax.process_index() == 0
     if profile and workdir is None:
         raise SettingsError("--profile needs --workdir=DIR, where the trace goes")
+    workdir = None if workdir is None else bucket.folder(workdir)
     if workdir:
         check_place(workdir, settings.checkpoint)
     if profile and workdir and bucket.in_bucket(workdir):
