@@ -7,14 +7,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from depthmup.data.images import BLANK, TFDS
 from depthmup.plan.program import DoesNotFit, Program, compiled
 from depthmup.settings import Settings, SettingsError, put
-from depthmup.specs import PyTree
 from depthmup.train import TrialLoop, flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.chips import chip_of
@@ -141,7 +140,7 @@ class Case(NamedTuple):
     hyper: Hyper
     asked: int
     of: Callable[[int], TrialLoop]
-    state: PyTree
+    state: Any
     flops: float
 
 
@@ -233,7 +232,7 @@ def _on_mesh(
     return dataclasses.replace(result, whole=whole)
 
 
-def bytes_of(shapes: PyTree) -> int:
+def bytes_of(shapes: Any) -> int:
     """Bytes that arrays of these shapes and shardings take on a device."""
     leaves = jax.tree.leaves(shapes)
     here = [leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape for leaf in leaves]
