@@ -1,6 +1,5 @@
 """A state split over eight devices trains as one on one device, is saved and restored on any mesh, and is planned."""
 
-import dataclasses
 import functools
 import importlib
 import re
@@ -238,7 +237,8 @@ def fake(beside, room):
 
     def compiled(function, arguments):
         places = arguments[2][0]
-        state, examples = planning.bytes_of(arguments[0]), places.sharding.shard_shape(places.shape)[0]
+        split = places.sharding.shard_shape(places.shape) if places.sharding else places.shape[1:]
+        state, examples = planning.bytes_of(arguments[0]), split[0]
         if state + beside * examples > room:
             raise DoesNotFit(f"needs {state + beside * examples} of {room}")
         return Program(state, 0, 0, beside * examples, 0, {}, 1.0)
@@ -265,18 +265,21 @@ def test_a_plan_names_the_mesh(monkeypatch, capsys):
         assert "the state takes " in result.whole
         parts = int(expected[-1])
         assert whole / parts <= result.state < 1.2 * whole / parts
-        assert verbs.VERBS["plan"](s, None, "a command") == 1
-        printed = capsys.readouterr().out
-        assert f"--config.parallel.wrapper=jit --config.parallel.mesh={expected}, of which" in printed
-        assert f"by jit over {expected}" in printed
-    room = whole + gradient
+    assert verbs.VERBS["plan"](s, None, "a command") == 1
+    printed = capsys.readouterr().out
+    assert "--config.parallel.wrapper=jit --config.parallel.mesh=fsdp=8, of which" in printed
+    assert "by jit over fsdp=8" in printed
+    room = whole + gradient + 1  # for the state and its gradient, but for no example
+    monkeypatch.setattr(planning, "compiled", fake(room // 40, room // 2))
+    result = plan(s)
+    assert result.mesh == "data=2,fsdp=4"
+    assert result.whole.startswith("not one example fits. needs ")
+    monkeypatch.setattr(planning, "compiled", fake(room, room // 2))
+    with pytest.raises(SettingsError, match="over fsdp=8: one of its examples does not fit cpu"):
+        plan(s)
     monkeypatch.setattr(planning, "compiled", lambda function, arguments: Program(1, 0, 0, 0, 0, {}, 1.0))
-    assert plan(s).fits
-    assert not plan(s).mesh
-    room = whole
-    named = dataclasses.replace(s, parallel=ParallelSettings(8, "jit", mesh="fsdp=8"))
-    assert plan(named).fits
-    assert plan(named).mesh == "fsdp=8"
+    result = plan(s)
+    assert (result.fits, result.mesh) == (True, "")
 
 
 FUSED = """HloModule jit_step

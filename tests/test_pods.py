@@ -8,7 +8,7 @@ import importlib.util
 import jax
 import pytest
 
-from configs import default, digits, imagenet_resnet, imagenet_vit, patches16_simple_resnet
+from configs import default, digits, imagenet_resnet, imagenet_vit, patches16_simple_resnet, text_gpt
 from depthmup.data.images import BLANK
 from depthmup.plan import plan
 from depthmup.settings import from_config, put
@@ -97,6 +97,39 @@ def test_small_programs(name):
 @pytest.mark.parametrize("name", LARGE)
 def test_large_programs(name):
     assert_fits(*LARGE[name])
+
+
+def gpt(mesh=None, **values):
+    options = {"model.dtype": "bfloat16", "model.remat": True, **values}
+    parallel = {"parallel.wrapper": "jit", "parallel.mesh": mesh} if mesh else {}
+    return put(from_config(text_gpt.get_config()), options | parallel)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_state_over_a_mesh():
+    """Each chip holds its part, gathers weights and scatters the sums of their gradients; the sum over "data" and those
+    of vectors are left."""
+    result = plan(gpt("data=2,fsdp=2", **{"model.width": 256, "data.context": 128}), "v5e:2x2")
+    print(f"\n{result}")
+    s = gpt(**{"model.width": 256, "data.context": 128})
+    state = jax.eval_shape(task_of(s).init, hyper_of(s).arrays())
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert 0.5 * whole < result.state < 0.52 * whole
+    assert result.program.donated < 0.6 * whole  # with what the layouts of a TPU fill up
+    assert {"all-gather", "reduce-scatter", "all-reduce"} <= set(result.program.collectives)
+
+
+@needs_libtpu
+@pytest.mark.pods
+def test_a_gpt_of_a_billion_parameters():
+    """It does not fit a chip, and fits over the mesh that its plan names."""
+    large = {"model.width": 2048, "model.depth": 24, "model.heads": 16, "data.context": 1024, "data.batch_size": 64}
+    result = plan(gpt(**large), "v5e:4x4")
+    print(f"\n{result}")
+    assert result.whole
+    assert (result.mesh, result.refused) == ("data=4,fsdp=4", "")
+    assert result.program.memory < 0.5 * result.memory
 
 
 @needs_libtpu

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from depthmup.data.images import BLANK, TFDS
 from depthmup.plan.program import DoesNotFit, Program, compiled
 from depthmup.settings import Settings, SettingsError, put
-from depthmup.specs import PyTree
 from depthmup.train import TrialLoop, flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.chips import chip_of
@@ -140,7 +140,7 @@ class Case(NamedTuple):
     hyper: Hyper
     asked: int
     of: Callable[[int], TrialLoop]
-    state: PyTree
+    state: Any
     flops: float
 
 
@@ -158,13 +158,12 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
     chip = chip_of(device.device_kind)
     sharing = count if device.platform == "cpu" else 1
     memory = chip.memory if devices and chip else free_memory(device) / sharing
-    if not of_sweep and not settings.parallel.axes and count > 1:
-        taken, gradient = (
-            bytes_of(case.of(case.asked).placement.shapes(tree)) for tree in (case.state, case.state.params)
-        )
-        if taken + gradient > memory:
-            whole = f"the state takes {size(taken)} and its gradient {size(gradient)}, and a device has {size(memory)}"
-            return _on_mesh(settings, topology, devices, (taken + gradient) / memory, whole, count)
+    splits = not of_sweep and not settings.parallel.axes and count > 1
+    shapes = case.of(case.asked).placement.shapes
+    taken, gradient = bytes_of(shapes(case.state)), bytes_of(shapes(case.state.params))
+    on_mesh = functools.partial(_on_mesh, settings, topology, devices, (taken + gradient) / memory, count)
+    if splits and taken + gradient > memory:
+        return on_mesh(f"the state takes {size(taken)}, its gradient {size(gradient)}, and a device has {size(memory)}")
 
     def program_of(each: int) -> Program:
         loop = case.of(each)
@@ -176,6 +175,8 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
             program = program_of(each)
         except DoesNotFit as error:
             refused = refused or str(error)
+            if each == 1 and splits:
+                return on_mesh(f"not one example fits. {error}")
             if each == 1:
                 raise SettingsError(
                     f"{case.what}: one of its {case.unit} does not fit {device.device_kind}: {error}"
@@ -207,24 +208,31 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
 
 
 def _on_mesh(
-    settings: Settings, topology: str | None, devices: Sequence[jax.Device] | None, times: float, whole: str, count: int
+    settings: Settings, topology: str | None, devices: Sequence[jax.Device] | None, times: float, count: int, whole: str
 ) -> Plan:
     """The plan of the mesh with the smallest axis "fsdp" over which a run fits, or of the last mesh if it fits none.
 
     times: how many times the memory of a device is what takes room whatever the batch. whole: as in `Plan`.
+
+    Raises SettingsError if not one example fits, even over the last mesh.
     """
     parts = [number for number in range(2, count + 1) if count % number == 0]
     few = [number for number in parts if number >= 2 * times] or parts[-1:]  # half of a device is for the examples
     for fsdp in few:
         mesh = f"data={count // fsdp},fsdp={fsdp}" if fsdp < count else f"fsdp={fsdp}"
         on_mesh = put(settings, {"parallel.wrapper": "jit", "parallel.mesh": mesh})
-        result = dataclasses.replace(plan_on(on_mesh, topology, devices, False), whole=whole)
+        try:
+            result = plan_on(on_mesh, topology, devices, False)
+        except SettingsError:
+            if fsdp == few[-1]:
+                raise
+            continue
         if not result.refused:
             break
-    return result
+    return dataclasses.replace(result, whole=whole)
 
 
-def bytes_of(shapes: PyTree) -> int:
+def bytes_of(shapes: Any) -> int:
     """Bytes that arrays of these shapes and shardings take on a device."""
     leaves = jax.tree.leaves(shapes)
     here = [leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape for leaf in leaves]
