@@ -62,6 +62,8 @@ def folder() -> Path:
             prepare(files, result, train_vocabulary=VOCABULARY, expected=pinned["tokens_digest"])
         except ModuleNotFoundError as error:
             raise ValueError(f"data.name=tokens without data.data_dir needs {error.name}: {INSTALL}") from error
+        except OSError as error:
+            raise ValueError(f"the tokens of the Python sources: {error} (XDG_CACHE_HOME is their place)") from error
         except ValueError as error:
             raise ValueError(f"the tokens of the Python sources: {error} ({pinned['tokenizer']})") from error
     return result

@@ -23,7 +23,7 @@ from depthmup.data.dataset import CorruptRecord, Dataset
 from depthmup.files import digest
 
 CONTEXT = 64  # tokens that a model sees, where data.context is unset
-HELD_OUT = 2**18  # tokens of windows in validation and in test, at most: an evaluation of more tells little more
+HELD_OUT = 2**17  # tokens of windows in validation and in test, at most: an evaluation of more tells little more
 SIDECAR = "tokens.json"
 DTYPES = ("uint16", "uint32")
 MOST = 2**20  # tokens of a vocabulary
