@@ -325,7 +325,7 @@ def test_what_cannot_be_prepared(texts, tmp_path, monkeypatch, capsys):
         ([str(texts / "zero.txt"), out], "zero.txt is no text in UTF-8 (it has a zero byte): leave it out"),
         ([str(texts / "few.txt"), out], "the text has 4 tokens, too few to hold out 0.02 of them: give more text"),
         ([str(texts / "no.txt"), out], "no.txt does not exist: give text files, or folders of them"),
-        ([good], "give FILES and --out=DIR, or --python_sources"),
+        ([good], "give FILES and --out=DIR"),
         ([good, out, "--held_out=1"], "--held_out must be above 0 and below 1, got 1"),
         ([good, out, "--tokenizer=gpt2"], "--tokenizer=gpt2: there is no such file: give bytes, or a tokenizer.json"),
         ([good, out, f"--tokenizer={texts / 'x.json'}"], "x.json is no tokenizer.json of the library tokenizers: "),
