@@ -13,7 +13,6 @@ import pytest
 
 from depthmup.data import Batches, load, tokens
 from depthmup.data.batches import shuffled
-from depthmup.data.dataset import CorruptRecord
 from depthmup.data.prepare_tokens import prepare, text_files
 from depthmup.data.python_sources import PACKAGES, Sources, checked, folder, sources
 from tests.test_main import assert_one_line, call  # noqa: F401 - call is a fixture
@@ -235,10 +234,10 @@ def test_tokens_beyond_the_vocabulary_are_not_trained_on(data):
     """Where a folder is too large to be looked through, the batch that has them says so."""
     (data / "tokens.json").write_text('{"dtype": "uint16", "vocabulary": 64, "largest": 0}')
     batches = Batches(load("tokens", str(data), context=CONTEXT), BATCH)
-    with pytest.raises(CorruptRecord, match=r"\.bin has the token \d+, and the vocabulary has 64: set data.vocabulary"):
+    with pytest.raises(ValueError, match=r"\.bin has the token \d+, and the vocabulary has 64: set data.vocabulary"):
         list(batches.train(0, 18))
     (data / "train_001.bin").write_bytes(b"12" * 20)
-    with pytest.raises(CorruptRecord, match=r"train_001\.bin has become shorter since the training began"):
+    with pytest.raises(ValueError, match=r"train_001\.bin has become shorter since the training began"):
         batches.dataset.train.read(np.array([71]))
 
 
@@ -326,7 +325,7 @@ def test_what_cannot_be_prepared(texts, tmp_path, monkeypatch, capsys):
         ([str(texts / "zero.txt"), out], "zero.txt is no text in UTF-8 (it has a zero byte): leave it out"),
         ([str(texts / "few.txt"), out], "the text has 4 tokens, too few to hold out 0.02 of them: give more text"),
         ([str(texts / "no.txt"), out], "no.txt does not exist: give text files, or folders of them"),
-        ([good], "give FILES and --out=DIR, or --python_sources"),
+        ([good], "give FILES and --out=DIR"),
         ([good, out, "--held_out=1"], "--held_out must be above 0 and below 1, got 1"),
         ([good, out, "--tokenizer=gpt2"], "--tokenizer=gpt2: there is no such file: give bytes, or a tokenizer.json"),
         ([good, out, f"--tokenizer={texts / 'x.json'}"], "x.json is no tokenizer.json of the library tokenizers: "),
@@ -409,7 +408,7 @@ def test_train_and_go_on(call, data, tmp_path, monkeypatch):  # noqa: F811
 
     def fails(*arguments):
         if next(calls) == 24:
-            raise CorruptRecord("the disk is gone")
+            raise ValueError("the disk is gone")
         return shuffled(*arguments)
 
     with monkeypatch.context() as patch:

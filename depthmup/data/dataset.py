@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from depthmup.data.tokens import Windows
+from depthmup.data.windows import Windows
 
 HELD_OUT = 0.1  # share of the training examples that become the validation split of a data set without one
 HINT = "data.skip_corrupt=True goes on without it"  # where an image cannot be read

@@ -14,7 +14,7 @@ from absl import logging
 from depthmup.data.augment import NONE, Augment, augment
 from depthmup.data.batches import batch_indices, shuffled, steps_per_epoch
 from depthmup.data.dataset import Dataset, Records, Split
-from depthmup.data.tokens import Windows, ahead
+from depthmup.data.windows import Windows, ahead
 
 EVALUATION_BATCH = 256
 EVALUATION_TOKENS = 2**14  # tokens of a batch of windows, at most: EVALUATION_BATCH of them may not fit on a device

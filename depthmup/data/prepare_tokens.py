@@ -3,7 +3,6 @@
     python -m depthmup.data.prepare_tokens FILES --out=DIR                            (bytes)
     python -m depthmup.data.prepare_tokens FILES --out=DIR --train_vocabulary=8192    (a BPE of this text)
     python -m depthmup.data.prepare_tokens FILES --out=DIR --tokenizer=tokenizer.json
-    python -m depthmup.data.prepare_tokens --python_sources
 
 FILES are text files and folders of them; hidden files are passed over. Files are put into a random order by their
 contents, equal ones once; an end of text follows each. The last tokens are held out, half for validation and half for
@@ -247,17 +246,11 @@ def main() -> None:
     parser.add_argument("--end_of_text", default=END, help=f"token behind each file; default {END}")
     parser.add_argument("--train_vocabulary", type=int, help="train a BPE of this size on the text")
     parser.add_argument("--held_out", type=float, default=HELD_OUT, help=f"share of the tokens; default {HELD_OUT}")
-    parser.add_argument("--python_sources", action="store_true", help="the corpus of data.name=tokens, without FILES")
     arguments = parser.parse_args()
     try:
-        if arguments.python_sources:
-            from depthmup.data.python_sources import folder
-
-            print("prepared:", folder())
-            return
         if not arguments.files or not arguments.out:
-            raise ValueError("give FILES and --out=DIR, or --python_sources")
-        options = {k: v for k, v in vars(arguments).items() if k not in ("files", "out", "python_sources")}
+            raise ValueError("give FILES and --out=DIR")
+        options = {k: v for k, v in vars(arguments).items() if k not in ("files", "out")}
         about = prepare(text_files(arguments.files), arguments.out, **options)
         counts = ", ".join(f"{name} {file['tokens']}" for name, file in about["files"].items())
         print(f"prepared: {arguments.out}, {counts} tokens of {about['vocabulary']}")

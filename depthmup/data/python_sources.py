@@ -1,13 +1,13 @@
 """The Python sources of the pinned packages as tokens: a corpus of 140 million bytes that is on every machine.
 
-    python -m depthmup.data.prepare_tokens --python_sources
+    python -m depthmup.data.python_sources
 
 makes it once in a cache folder, as the first use does. It is the same on every machine with the pins of
 requirements.txt: python_sources_3.11.toml and python_sources_3.12.toml, one for each of the two sets of pins, have
 hash, licence and size of each package, and the hash of all tokens. The sources themselves stay where they are. After
 new pins, under a Python of each set:
 
-    python -m depthmup.data.python_sources > depthmup/data/python_sources_3.11.toml
+    python -m depthmup.data.python_sources --list > depthmup/data/python_sources_3.11.toml
 
 Left out are the __config__.py of NumPy and SciPy, which tell of the machine that built them, and what looks generated
 or like data: lines of over 1,000 characters or over 100 on average (Chen et al. 2021, arXiv 2107.03374, section 3.1).
@@ -62,6 +62,8 @@ def folder() -> Path:
             prepare(files, result, train_vocabulary=VOCABULARY, expected=pinned["tokens_digest"])
         except ModuleNotFoundError as error:
             raise ValueError(f"data.name=tokens without data.data_dir needs {error.name}: {INSTALL}") from error
+        except OSError as error:
+            raise ValueError(f"the tokens of the Python sources: {error} (XDG_CACHE_HOME is their place)") from error
         except ValueError as error:
             raise ValueError(f"the tokens of the Python sources: {error} ({pinned['tokenizer']})") from error
     return result
@@ -122,13 +124,21 @@ def _pins() -> Path:
 
 
 def main() -> None:
-    """Print the list of the packages that are installed."""
+    """Make the folder; or, with --list, print the list of the packages that are installed."""
+    if sys.argv[1:] != ["--list"]:
+        try:
+            print("prepared:", folder())
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+        return
     packages = {name: sources(name) for name in sorted(PACKAGES)}
     files = [file for package in packages.values() for file in package.files]
     with tempfile.TemporaryDirectory() as temporary:
         about = prepare(files, Path(temporary) / "tokens", train_vocabulary=VOCABULARY)
     counts = {name: file["tokens"] for name, file in about["files"].items()}
-    print("# Written by `python -m depthmup.data.python_sources`: what the corpus of data.name=tokens is made of.")
+    print(
+        "# Written by `python -m depthmup.data.python_sources --list`: what the corpus of data.name=tokens is made of."
+    )
     print(f"# {about['text_files']} files, {about['text_bytes']} bytes; tokens: {json.dumps(counts)}")
     print(f'tokenizer = "{about["tokenizer"]}"\ntokens_digest = "{tokens_digest(about)}"')
     for name, package in packages.items():
