@@ -96,7 +96,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 # New pins from the ranges of pyproject.toml, for all Python versions at once; needs uv.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' --extra run --extra dev \
-	  --extra theory --upgrade pyproject.toml -o requirements.txt
+	  --extra theory --extra tokens --upgrade pyproject.toml -o requirements.txt
 
 clean:
 	rm -rf .venv .venv-* site .pytest_cache .ruff_cache .mypy_cache

@@ -216,17 +216,20 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
     )
 
     config.data = dict(
-        # digits | patches | folder | text | cifar10 | cifar100 | tiny_imagenet | imagenet_resized/64x64 | imagenet2012
+        # digits | patches | folder | text | tokens | cifar10 | cifar100 | tiny_imagenet | imagenet_resized/64x64 |
+        # imagenet2012
         name="digits",
-        # folder of images; file or folder of text, unset: NumPy's docstrings; or folder of prepared data sets, unset:
-        # ~/tensorflow_datasets
+        # folder of images; file or folder of text, unset: NumPy's docstrings; folder of tokens, unset: the Python
+        # sources of the pinned packages; or folder of prepared data sets, unset: ~/tensorflow_datasets
         data_dir=config_dict.placeholder(str),
         batch_size=64,  # examples of a step
         seed=0,  # of the order of examples and their augmentation
         # side of images of imagenet* (unset: 64, 224), patches (32), folder (its own)
         image_size=config_dict.placeholder(int),
-        # bytes of text that a model sees, each with the next one as its label (unset: 64)
+        # bytes of text, or tokens, that a model sees, each with the next one as its label (unset: 64)
         context=config_dict.placeholder(int),
+        # number of different tokens (unset: as tokens.json says, or by the largest one)
+        vocabulary=config_dict.placeholder(int),
         # random changes of training images, each image with its own draw
         augment=dict(
             flip=False,  # images are mirrored left to right, half of the time

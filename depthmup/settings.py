@@ -161,8 +161,8 @@ class DataSettings:
     name: str = key("digits", " | ".join(names()), column="data")
     data_dir: str | None = key(
         None,
-        "folder of images; file or folder of text, unset: NumPy's docstrings; or folder of prepared data sets, unset: "
-        "~/tensorflow_datasets",
+        "folder of images; file or folder of text, unset: NumPy's docstrings; folder of tokens, unset: the Python "
+        "sources of the pinned packages; or folder of prepared data sets, unset: ~/tensorflow_datasets",
         decides=False,
     )
     batch_size: int = key(64, "examples of a step", low=1)
@@ -173,7 +173,17 @@ class DataSettings:
         None, "side of images of imagenet* (unset: 64, 224), patches (32), folder (its own)", low=1, high=2**14
     )
     context: int | None = key(
-        None, "bytes of text that a model sees, each with the next one as its label (unset: 64)", low=1, newer=True
+        None,
+        "bytes of text, or tokens, that a model sees, each with the next one as its label (unset: 64)",
+        low=1,
+        newer=True,
+    )
+    vocabulary: int | None = key(
+        None,
+        "number of different tokens (unset: as tokens.json says, or by the largest one)",
+        low=1,
+        high=2**20,
+        newer=True,
     )
     augment: Augment = key(Augment(), "random changes of training images, each image with its own draw")
     workers: int = key(

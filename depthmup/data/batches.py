@@ -24,6 +24,18 @@ def epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
+def shuffled(examples: int, seed: int, epoch: int, places: np.ndarray) -> np.ndarray:
+    """What lies at some places of a permutation of range(examples), int64: as `epoch_order`, for so many examples that
+    no array has them all. Grain computes each place alone. Raises ValueError for 2^32 examples or more."""
+    from grain.experimental import index_shuffle
+
+    if examples >= 2**32:
+        raise ValueError(f"{examples} examples are too many to shuffle, 2^32 or more: raise data.context")
+    key = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+    numbers = (index_shuffle(int(place), max_index=examples - 1, seed=key, rounds=4) for place in places)
+    return np.fromiter(numbers, np.int64, len(places))
+
+
 def batch_indices(examples: int, batch_size: int, start: int, stop: int, seed: int) -> np.ndarray:
     """Indices of the batches of steps start..stop-1, (steps, batch_size) int32.
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from depthmup.data.tokens import Windows
 
 HELD_OUT = 0.1  # share of the training examples that become the validation split of a data set without one
 HINT = "data.skip_corrupt=True goes on without it"  # where an image cannot be read
@@ -25,6 +28,10 @@ class Split(NamedTuple):
     @property
     def examples(self) -> int:
         return len(self.labels)
+
+    def at(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(inputs, labels) of these examples."""
+        return self.inputs[examples], self.labels[examples]
 
 
 class Records(NamedTuple):
@@ -46,9 +53,9 @@ class Records(NamedTuple):
 class Dataset(NamedTuple):
     """Three splits, all in memory or all on disk, and what is known about their examples."""
 
-    train: Split | Records
-    validation: Split | Records
-    test: Split | Records
+    train: Split | Records | Windows
+    validation: Split | Records | Windows
+    test: Split | Records | Windows
     mean: np.ndarray | None  # of the raw pixels, which is subtracted; broadcasts to one example; None: of tokens
     std: np.ndarray | None  # standard deviation of the raw pixels, which divides; likewise
     shape: tuple[int, ...]  # shape of one example

@@ -12,10 +12,12 @@ import numpy as np
 from absl import logging
 
 from depthmup.data.augment import NONE, Augment, augment
-from depthmup.data.batches import batch_indices, steps_per_epoch
+from depthmup.data.batches import batch_indices, shuffled, steps_per_epoch
 from depthmup.data.dataset import Dataset, Records, Split
+from depthmup.data.tokens import Windows, ahead
 
 EVALUATION_BATCH = 256
+EVALUATION_TOKENS = 2**14  # tokens of a batch of windows, at most: EVALUATION_BATCH of them may not fit on a device
 TRAIN_EVALUATED = 10_000  # The training split is evaluated on its first labels; the split's order is random.
 Batch = tuple[np.ndarray, np.ndarray]  # raw inputs (batch, ...), labels (batch,) or, of tokens, (batch, context) int32
 
@@ -58,12 +60,19 @@ class Batches:
 
         shard: (number of this process, number of processes); each process gets its part of every batch.
         """
-        split = self.dataset.train
+        split, part = self.dataset.train, part_of(self.batch_size, shard)
         if isinstance(split, Split):
-            part = part_of(self.batch_size, shard)
             for step in range(start, stop):
-                indices = self.indices(step, step + 1)[0, part]
-                yield split.inputs[indices], split.labels[indices]
+                yield split.at(self.indices(step, step + 1)[0, part])
+            return
+        if isinstance(split, Windows):
+
+            def batch(step: int) -> Batch:
+                epoch, place = divmod(step, self.steps_per_epoch)
+                places = np.arange(self.batch_size)[part] + place * self.batch_size
+                return split.read(shuffled(split.examples, self.seed, epoch, places))
+
+            yield from ahead(batch, start, stop)
             return
         from depthmup.data.stream import Examples, stream
 
@@ -72,7 +81,7 @@ class Batches:
 
     def evaluation(
         self,
-        split: Split | Records,
+        split: Split | Records | Windows,
         examples: int | None = None,
         batch_size: int = EVALUATION_BATCH,
         shard: tuple[int, int] = (0, 1),
@@ -84,10 +93,10 @@ class Batches:
         """
         count = min(examples or split.examples, split.examples)
         steps = -(-count // batch_size)
-        if isinstance(split, Split):
+        if not isinstance(split, Records):
             for start in range(0, steps * batch_size, batch_size):
                 places = np.arange(start, start + batch_size)[part_of(batch_size, shard)]
-                inputs, labels = (leaf[np.minimum(places, count - 1)] for leaf in split)
+                inputs, labels = split.at(np.minimum(places, count - 1))
                 yield inputs, np.where((places < count).reshape(-1, *[1] * (labels.ndim - 1)), labels, -1)
             return
         from depthmup.data.stream import Examples, stream
@@ -101,14 +110,18 @@ class Batches:
         return self.dataset.in_memory
 
     @property
-    def splits(self) -> dict[str, Split | Records]:
+    def splits(self) -> dict[str, Split | Records | Windows]:
         data = self.dataset
         return {"": data.train, "validation_": data.validation, "test_": data.test}
 
-    def evaluated(self, split: Split | Records, parts: int = 1, shard: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+    def evaluated(
+        self, split: Split | Records | Windows, parts: int = 1, shard: tuple[int, int] = (0, 1)
+    ) -> Iterator[Batch]:
         """The batches on which a split is evaluated, of the training split its first `train_evaluated` examples."""
-        limit = self.train_evaluated if split is self.dataset.train else None
-        return self.evaluation(split, limit, -(-EVALUATION_BATCH // parts) * parts, shard)
+        limit, size = self.train_evaluated if split is self.dataset.train else None, EVALUATION_BATCH
+        if isinstance(split, Windows):
+            size = min(size, -(-EVALUATION_TOKENS // split.context))
+        return self.evaluation(split, limit, -(-size // parts) * parts, shard)
 
     @property
     def evaluated_examples(self) -> int:
@@ -128,7 +141,8 @@ class Batches:
         return inputs.reshape(-1, *self.dataset.shape), labels
 
     def raw_shapes(self, examples: int) -> Any:
-        inputs = jax.ShapeDtypeStruct((examples, *self.dataset.shape), np.uint8)
+        kind = np.int32 if isinstance(self.dataset.train, Windows) else np.uint8
+        inputs = jax.ShapeDtypeStruct((examples, *self.dataset.shape), kind)
         labels = (examples, *self.dataset.shape) if self.dataset.tokens else (examples,)
         return inputs, jax.ShapeDtypeStruct(labels, np.int32)
 

@@ -21,19 +21,21 @@ from depthmup.train.trainable import Hyper
 # JAX finds a compiled program by its function object. Bound methods of two equal tasks are different functions, so
 # equal tasks must be one object to share programs.
 _task = functools.lru_cache(Task)
-FILES = "files of data.data_dir"  # the entry of an identity that says which images or text it has
+FILES = "files of data.data_dir"  # the entry of an identity that says which images, text or tokens it has
 
 
 def batches_of(settings: Settings) -> Batches:
     """The batches of a config's data set. Raises ValueError for bad data or a batch larger than the data set."""
     data = settings.data
-    dataset = load(data.name, data.data_dir, data.image_size, data.skip_corrupt, data.context, data.verify)
+    dataset = load(
+        data.name, data.data_dir, data.image_size, data.skip_corrupt, data.context, data.verify, data.vocabulary
+    )
     return Batches(dataset, data.batch_size, data.seed, data.augment, data.workers, data.skip_corrupt)
 
 
 def identity_of_data(settings: Settings) -> dict[str, str]:
-    """What decides the examples besides the settings, to be kept beside results: nothing, or the files of a folder or a
-    text."""
+    """What decides the examples besides the settings, to be kept beside results: nothing, or the files of a folder, a
+    text or tokens."""
     digest = batches_of(settings).dataset.digest
     return {FILES: digest} if digest else {}
 
