@@ -476,7 +476,8 @@ class Setup:
             judge_by ("last_loss": of the last tenth of the steps; "mean_loss", "validation_loss");
             margin: what a value may cost that transfers, in octaves (1.0) or percent of the loss ("0.5%");
             chance: the loss of a model that has learned nothing; None: that of the first batch;
-            schedule ("constant", "linear", "cosine"), warmup (steps), clip (largest norm of the gradient);
+            schedule ("constant", "linear", "cosine", "cosine_to_tenth"), warmup (steps), clip (largest norm of the
+            gradient);
             batch_size: several are an axis, as several steps are, the base first; fixed ("examples", or "steps");
             sizes: [(width, depth, batch_size, steps), ...], which differ from the base in everything at once, and are
             compared with it along the axis "compute";

@@ -23,6 +23,7 @@ MOST_STEPS = 2**30  # the number of steps is below it
 SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "linear": optax.linear_schedule(1.0, 0.0, 1),
     "cosine": optax.cosine_decay_schedule(1.0, 1),
+    "cosine_to_tenth": optax.cosine_decay_schedule(1.0, 1, alpha=0.1),
     "constant": optax.constant_schedule(1.0),
 }
 
@@ -64,7 +65,12 @@ class Recipe:
     """
 
     epochs: float = key(2.0, "the length of a training", positive=True, traced=True, at_start=False)
-    schedule: str = key("linear", "of the learning rate; linear and cosine end at 0", choices=SCHEDULES, at_start=False)
+    schedule: str = key(
+        "linear",
+        "of the learning rate; linear and cosine end at 0, cosine_to_tenth at a tenth",
+        choices=SCHEDULES,
+        at_start=False,
+    )
     warmup_epochs: float = key(0.0, "the learning rate rises linearly first", low=0, traced=True, at_start=False)
     loss: str = key(
         "cross_entropy",

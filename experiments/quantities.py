@@ -16,7 +16,7 @@ from depthmup.fit import PowerLaw, Transfer, settled, transfer
 from depthmup.fit.transfer import nearest
 from depthmup.settings import from_config
 from depthmup.sweep import judge
-from experiments import embedding, jump, language, layer_kinds, published, scaling, tune
+from experiments import embedding, jump, language, large_runs, layer_kinds, published, scaling, tune
 from experiments.figures import page
 from experiments.figures.figure import agreement, best_losses, chance, curve
 from experiments.output import UNDECIDED, Interval, combined, decided, paired, percent
@@ -369,4 +369,7 @@ QUANTITIES: dict[str, tuple[Callable[[str], Interval | tuple[str, str]], str, st
     "tuned cost": (tuned_cost, ".1f", "%"),
     "tuned off": (tuned_off, "+.1f", ""),
     "tuned confirmed": (tuned_confirmed, "", ""),
+    "large cost": (large_runs.cost, ".1f", "%"),
+    "large moved": (large_runs.moved, "+.1f", ""),
+    "large ahead": (large_runs.ahead, "+.1f", "%"),
 }
