@@ -157,7 +157,7 @@ def check_run(python, wheel, folder):
     run(command, "explain", "--config=default:vit", "--config.model.depth=2", cwd=away)
     # A config that imports configs.papers, which imports configs.default.
     run(command, "explain", "--config=patches:simple_resnet", cwd=away)
-    check("did you mean 'digits'?" in run(command, "--config=digit", cwd=away, status=2), "no near name is said")
+    check("did you mean 'digits'" in run(command, "--config=digit", cwd=away, status=2), "no near name is said")
 
 
 def main():

@@ -97,7 +97,7 @@ def test_a_path_is_a_path(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("digit", r"unknown config 'digit'; did you mean 'digits'\? --help lists all that ship; the path of a file"),
+        ("digit", r"unknown config 'digit'; did you mean 'digits' or 'gpt'\? --help lists all that ship"),
         ("", "unknown config ''"),
         (
             "nowhere/digits.py:x",
