@@ -72,6 +72,7 @@ PAPER_B = {  # the segments of which the sweep has both anchors and all depths t
     "papers:residual_cnn,cifar100": TWO,
     "papers:residual_cnn,imagenet2012": TWO,
 }
+TOKENS = {"text": 256, "tokens": 64}  # {data set: its number of tokens}
 CONFIGS = sorted(SHAPES.keys() - {"default", "digits", "transfer"})
 FILES = {name.partition(":")[0]: name for name in SHAPES}  # {file: one of its configs}
 
@@ -109,8 +110,13 @@ def mocked(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_two_steps(name, mocked):
-    assert_trains(config_of(name))
+def test_two_steps(name, mocked, tmp_path):
+    config = config_of(name)
+    if config.data.name == "tokens":
+        for split in ("train", "val"):
+            (np.arange(2**12) % 64).astype(np.uint16).tofile(tmp_path / f"{split}.bin")
+        config.data.data_dir = str(tmp_path)
+    assert_trains(config)
 
 
 def assert_trains(config):
@@ -123,7 +129,7 @@ def assert_trains(config):
     config.data.update(batch_size=8, workers=0)
     if config.data.name == "patches":
         config.epochs = 1e-3
-    if config.data.name == "text":
+    if config.data.name in TOKENS:
         config.data.context = 16
     settings = from_config(config)
     batches = batches_of(settings)
@@ -131,9 +137,7 @@ def assert_trains(config):
     loop, losses = TrialLoop(task_of(settings), batches, TrialsOverDevices(1)), []
     metrics = loop.run([hyper_of(settings)], 2, report=lambda _, metrics: losses.append(metrics["loss"]))
     assert np.isfinite(losses).all()
-    classes = (
-        TFDS[settings.data.name].classes if settings.data.name in TFDS else {"text": 256}.get(settings.data.name, 10)
-    )
+    classes = TFDS[settings.data.name].classes if settings.data.name in TFDS else TOKENS.get(settings.data.name, 10)
     assert batches.dataset.classes == classes
     assert np.isfinite(metrics["test_loss"]).all()
     assert 0 <= metrics["test_accuracy"][0] <= 1
