@@ -389,7 +389,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print("no GPU is at hand: --smoke runs a fiftieth of the size, --plan says the cost", file=sys.stderr)
             raise SystemExit(2)
         left = part(scale, rows, runs, options.minutes, data_dir)
-        print(f"rows: {rows}; {len(left)} trainings are left{': the same command goes on' if left else ''}")
+        goes_on = f": the same command{f' with --out={folder}' if folder else ''} goes on" if left else ""
+        print(f"rows: {rows}; {len(left)} trainings are left{goes_on}")
     print(table(read(rows), scale))
 
 
