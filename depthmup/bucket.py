@@ -73,7 +73,7 @@ def errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_worded = isinstance(error, FileNotFoundError) or type(error).__module__.startswith("depthmup.")
+        is_worded = isinstance(error, FileNotFoundError) or type(error).__module__.split(".")[0] == __package__
         if is_worded or not in_bucket(path):
             raise
         words = " ".join(str(error).split())

@@ -424,6 +424,9 @@ class Source:
             scaled = [size * width if grow else size * narrow for size, grow in zip(shapes[path], grows, strict=True)]
             if [size * narrow for size in at_width[path]] != scaled or sum(grows) != NEEDED[spec.role]:
                 return None
+            sizes = [size for axis, size in enumerate(shapes[path]) if axis != spec.stack_axis]
+            if spec.role == "vector" and spec.fan_out != math.prod(sizes):
+                return None  # copies: of experts, or more blocks of one size
             fan_in, fan_out = (
                 fan * width // narrow if fan_grows else fan
                 for fan, fan_grows in zip((spec.fan_in, spec.fan_out), FANS_THAT_GROW[spec.role], strict=True)

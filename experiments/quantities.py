@@ -16,7 +16,7 @@ from depthmup.fit import PowerLaw, Transfer, settled, transfer
 from depthmup.fit.transfer import nearest
 from depthmup.settings import from_config
 from depthmup.sweep import judge
-from experiments import embedding, jump, language, large_runs, layer_kinds, published, scaling, tune
+from experiments import embedding, jump, language, large_runs, layer_kinds, planted_targets, published, scaling, tune
 from experiments.figures import page
 from experiments.figures.figure import agreement, best_losses, chance, curve
 from experiments.output import UNDECIDED, Interval, combined, decided, paired, percent
@@ -332,6 +332,21 @@ def tuned_confirmed(of: str) -> tuple[str, str]:
     return f"{sum(answers.values())} of {len(answers)}", decided(all(answers.values()), not all(answers.values()))
 
 
+def planted() -> list[dict[str, float]]:
+    """What `m.tune` answered for each planted target."""
+    return list(json.loads(planted_targets.OUT.read_text()).values())
+
+
+def planted_confirmed(_: str) -> Interval:
+    """How many are confirmed."""
+    return number(sum(map(planted_targets.is_confirmed, planted())))
+
+
+def planted_cost(_: str) -> Interval:
+    """The median of the measured costs, in percent."""
+    return number(100 * float(np.median([result["cost"] for result in planted()])))
+
+
 # {quantity: (of -> a number, or a verdict with its words; how a number is written, its unit)}
 QUANTITIES: dict[str, tuple[Callable[[str], Interval | tuple[str, str]], str, str]] = {
     "drift": (drift, "+.2f", ""),
@@ -369,6 +384,8 @@ QUANTITIES: dict[str, tuple[Callable[[str], Interval | tuple[str, str]], str, st
     "tuned cost": (tuned_cost, ".1f", "%"),
     "tuned off": (tuned_off, "+.1f", ""),
     "tuned confirmed": (tuned_confirmed, "", ""),
+    "planted confirmed": (planted_confirmed, ".0f", ""),
+    "planted cost": (planted_cost, ".2f", "%"),
     "large cost": (large_runs.cost, ".1f", "%"),
     "large moved": (large_runs.moved, "+.1f", ""),
     "large ahead": (large_runs.ahead, "+.1f", "%"),

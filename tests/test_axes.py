@@ -1,164 +1,85 @@
-"""graph/axes.py: what each way of using a parameter in a program says of its axes, and that names say nothing."""
+"""What a sweep can vary, and each mistake in saying it."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from depthmup.graph import traced, uses_of
-
-H = np.ones((2, 6, 8), np.float32)  # (batch, tokens, width)
-TOKENS = np.zeros((2, 6), np.int32)
+from depthmup.settings import OWN, TRACED, SettingsError, column, flat, keys, put
+from tests import tiny
 
 
-def uses(apply, *inputs, **shapes):
-    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    return uses_of(traced(lambda params, *values: apply(*values, **params), params, inputs), params)
+def parsed(text):
+    return tiny.study(sweep__axes=text).axes
 
 
-def scanned(h, w):
-    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, w)[0]
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("optimizer.momentum = 0, 0.5, .9", {"optimizer.momentum": (0.0, 0.5, 0.9)}),
+        ("clip = None, 1", {"clip": (None, 1.0)}),
+        ("data.batch_size = 32, 64;", {"data.batch_size": (32, 64)}),
+        ("data.batch_size = grid(16, 64, 4)", {"data.batch_size": (16, 32, 48, 64)}),
+        ("data.batch_size = log(16, 256, 5)", {"data.batch_size": (16, 32, 64, 128, 256)}),
+        ("epochs = grid(0.5, 2, 4)", {"epochs": (0.5, 1.0, 1.5, 2.0)}),
+        ("parameterization.gamma0 = log(0.25, 4, 3)", {"parameterization.gamma0": (0.25, 1.0, 4.0)}),
+        (
+            "model.norm = none, 'layer'; model.use_bias=True,False",
+            {"model.norm": ("none", "layer"), "model.use_bias": (True, False)},
+        ),
+        ("data.augment.scale = (0.8, 1.2), (1, 1)", {"data.augment.scale": ((0.8, 1.2), (1.0, 1.0))}),
+        ("data.name = digits, imagenet_resized/64x64", {"data.name": ("digits", "imagenet_resized/64x64")}),
+        ("model.activation = 'relu', tanh,", {"model.activation": ("relu", "tanh")}),
+        ("clip = log(0.5, 2, 3)", {"clip": (0.5, 1.0, 2.0)}),
+        ("", {}),
+    ],
+)
+def test_values(text, values):
+    assert {axis.key: axis.values for axis in parsed(text)} == values
+    assert all(axis.traced == (axis.key in TRACED) for axis in parsed(text))
 
 
-def scanned_by_number(h, w):
-    return jax.lax.scan(lambda h, i: (jnp.tanh(h @ w[i]), None), h, jnp.arange(3))[0]
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gamma0 = 1, 2", r"unknown axis 'gamma0'; did you mean 'parameterization.gamma0'\?"),
+        ("optimizer.momentun = 1", "unknown axis 'optimizer.momentun'; did you mean 'optimizer.momentum'"),
+        ("model.depth = 2, 4", "model.depth is an axis already, that of sweep.depths"),
+        ("seed = 2, 4", "seed is an axis already, that of sweep.seeds"),
+        ("epochs = 1; epochs = 2", "epochs is given twice"),
+        ("epochs = 1, 1.0", "epochs has a value twice"),
+        ("epochs =", "epochs has no value"),
+        ("epochs", "'epochs' must be 'key = values'"),
+        ("epochs = long", "epochs must be float, got str 'long'"),
+        ("model.use_bias = 1", "model.use_bias must be bool, got int 1"),
+        ("epochs = grid(1, 2)", r"must be grid\(low, high, points\)"),
+        ("epochs = grid(2, 1, 3)", "needs low < high"),
+        ("epochs = log(0, 1, 3)", "for log a low above 0"),
+        ("epochs = grid(0, 1, 1e9)", "2 to 1,000,000 points"),
+        ("epochs = grid(0, 1, 2.5)", r"must be grid\(low, high, points\)"),
+        ("data.batch_size = grid(1, 2, 3)", "data.batch_size must be int, got float"),
+        ("model.name = cnn", "run a sweep for each"),
+        ("log_every = 1, 2", "log_every decides nothing"),
+        ("checkpoint.keep = 1, 2", "checkpoint.keep decides nothing"),
+        ("data.workers = 1, 2", "data.workers decides nothing"),
+        ("sweep.per_octave = 1, 2", "sweep.per_octave decides nothing"),
+        ("epochs = 1, (", "epochs has values that cannot be read"),
+        ("data.name = foo-bar", "data.name has values that cannot be read, 'foo-bar': quote a word"),
+    ],
+)
+def test_mistakes(text, message):
+    with pytest.raises(SettingsError, match=message):
+        parsed(text)
 
 
-def looped(h, w):
-    return jax.lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ w[i]), h)
-
-
-def chosen(h, w):
-    return jax.lax.cond(h.sum() > 0, lambda h: h @ w, lambda h: 2 * h @ w, h)
-
-
-def from_learned_state(h, w):
-    """The first state is a parameter: an activation from the second step on."""
-    first = jnp.broadcast_to(w["first"], (2, 8))
-    return jax.lax.scan(lambda s, x: (jnp.tanh(x + s @ w["hidden"]), None), first, jnp.swapaxes(h, 0, 1))[0]
-
-
-def convolved(features=1):
-    def apply(h, w):
-        numbers = ("NHC", "HIO", "NHC")
-        return jax.lax.conv_general_dilated(h, w, (1,), "SAME", dimension_numbers=numbers, feature_group_count=features)
-
-    return apply
-
-
-CASES = {
-    "matrix": (lambda h, w: h @ w, (8, 5), "io"),
-    "transposed": (lambda h, w: h @ w.T, (5, 8), "oi"),
-    "heads": (lambda h, w: jnp.einsum("bte,ehd->bthd", h, w), (8, 2, 4), "ioo"),
-    "heads before": (lambda h, w: jnp.einsum("bte,hed->bhtd", h, w), (2, 8, 4), "oio"),
-    "out of heads": (lambda h, w: jnp.einsum("bthd,hde->bte", h.reshape(2, 6, 2, 4), w), (2, 4, 8), "iio"),
-    "stored flat": (lambda h, w: h @ w.reshape(8, 5), (40,), ""),
-    "stored joined": (lambda h, w: jnp.einsum("bte,ehd->bthd", h, w.reshape(8, 2, 4)), (8, 8), "io"),
-    "experts": (lambda h, w: jnp.einsum("ebi,eio->ebo", h, w), (2, 8, 5), "-io"),
-    "experts, outputs first": (lambda h, w: jnp.einsum("ebi,eoi->ebo", h, w), (2, 5, 8), "-oi"),
-    "blocks": (lambda h, w: jnp.einsum("btki,kio->btko", h.reshape(2, 6, 2, 4), w), (2, 4, 4), "-io"),
-    "ragged": (lambda h, w: jax.lax.ragged_dot(h[0], w, jnp.array([2, 4])), (2, 8, 5), "-io"),
-    "convolution": (convolved(), (3, 8, 5), "iio"),
-    "depthwise": (convolved(8), (3, 1, 8), "iio"),
-    "fused": (lambda h, w: jnp.split(h @ w, 3, -1)[1], (8, 15), "io"),
-    "part": (lambda h, w: h @ w[:, 2:7], (8, 15), "io"),
-    "reversed, cast": (lambda h, w: h @ w[::-1].astype(jnp.bfloat16), (8, 5), "io"),
-    "scanned": (scanned, (3, 8, 8), "-io"),
-    "scanned by number": (scanned_by_number, (3, 8, 8), "-io"),
-    "fori_loop": (looped, (3, 8, 8), "-io"),
-    "unrolled": (lambda h, w: h @ w[0] @ w[1], (2, 8, 8), "-io"),
-    "cond": (chosen, (8, 5), "io"),
-    "jit, remat": (lambda h, w: jax.jit(jax.checkpoint(lambda h, w: h @ w))(h, w), (8, 5), "io"),
-    "custom_jvp": (lambda h, w: jax.nn.silu(h) @ jax.nn.relu(w), (8, 5), "io"),
-    "vmap": (lambda h, w: jax.vmap(lambda row: w @ row)(h[0]), (5, 8), "oi"),
-    "normalized": (lambda h, w: h @ (w / jnp.linalg.norm(w, axis=0, keepdims=True)), (8, 5), "io"),
-    "standardized": (lambda h, w: h @ ((w - w.mean(0)) / jnp.sqrt(w.var(0) + 1)), (8, 5), "io"),
-    "masked": (lambda h, w: h @ (jnp.tri(8) * w), (8, 8), "io"),
-    "one output": (lambda h, w: h @ w, (8,), "i"),
-    "one output, by hand": (lambda h, w: (h * w).sum(-1), (8,), "i"),
-    "one output, scaled": (lambda h, w: (0.5 * (h * w)).sum(-1), (8,), "i"),
-    "multiplied and summed": (lambda h, w: (h[..., None] * w).sum(-2), (8, 5), "io"),
-    "one input": (lambda h, w: h[..., :1] @ w, (1, 5), "io"),
-    "looked up": (lambda h, w: w[h[..., 0].astype(int)], (20, 8), "io"),
-    "looked up in columns": (lambda h, w: w[:, h[..., 0].astype(int)], (8, 20), "oi"),
-    "tied": (lambda h, w: (w[h[..., 0].astype(int)] + h) @ w.T, (20, 8), "io"),
-    "one-hot": (lambda h, w: jax.nn.one_hot(h[..., 0].astype(int), 20) @ w, (20, 8), "io"),
-    # What acts entry by entry is told by shapes.
-    "scale": (lambda h, w: h * w, (8,), ""),
-    "scale in front of a norm": (lambda h, w: (x := h * w) - x.mean(-1, keepdims=True), (8,), ""),
-    "scale, its norm": (lambda h, w: (x := h * w) / jnp.sqrt((x * x).mean(-1, keepdims=True)), (8,), ""),
-    "positions": (lambda h, w: h + w, (6, 8), ""),
-    "positions by number": (lambda h, w: h + w[jnp.arange(6)], (10, 8), ""),
-    "positions, resized": (lambda h, w: h + jnp.ones((6, 3)) @ w, (3, 8), ""),
-    # What is used in two ways
-    "autoencoder": (lambda h, w: jnp.tanh(h @ w) @ w.T, (8, 5), ""),
-    "unused": (lambda h, w: h, (8, 5), ""),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_axes(name):
-    apply, shape, letters = CASES[name]
-    assert uses(apply, H, w=shape).axes.get("w", "") == letters
-
-
-def test_entry_by_entry():
-    both = uses(lambda h, scale, positions, kernel: (h * scale + positions) @ kernel, H, scale=(8,), positions=(6, 8),
-                kernel=(8, 5))  # fmt: skip
-    assert both.elementwise == {"scale", "positions"}
-    assert both.axes == {"kernel": "io"}
-    assert both.layout == "in_out"
-    outer = uses(lambda h, decay: jnp.exp(jnp.einsum("btd,dn->btdn", h, decay)).mean(-1), H, decay=(8, 8))
-    assert outer[:2] == ({}, {"decay"})
-    assert uses(lambda h, a, b: h @ a.T @ b.T, H, a=(5, 8), b=(7, 5)).layout == "out_in"
-    assert uses(lambda h, a: h + a, H, a=(8,)).layout is None
-
-
-def test_experts_that_see_the_same_input():
-    def apply(h, up, down):
-        each = jax.nn.gelu(jnp.einsum("btd,edf->btef", h, up))
-        return jnp.einsum("btef,efd->bted", each, down)
-
-    read = uses(apply, H, up=(3, 8, 16), down=(3, 16, 8))
-    assert read.axes == {"up": "oio", "down": "-io"}
-    assert read.copied == {("up", 0)}
-    heads = uses(lambda h, q, out: jnp.einsum("bthd,hde->bte", jnp.einsum("bte,ehd->bthd", h, q), out), H,
-                 q=(8, 2, 4), out=(2, 4, 8))  # fmt: skip
-    assert not heads.copied
-
-
-def test_products_of_parameters_are_not_told():
-    low_rank = uses(lambda h, a, b: h @ (a @ b), H, a=(8, 2), b=(2, 5))
-    assert low_rank.axes == {}
-    queries = uses(lambda h, q, kernel, key: (q @ kernel) @ (h @ key).swapaxes(1, 2), H, q=(3, 8), kernel=(8, 4),
-                   key=(8, 4))  # fmt: skip
-    assert queries.axes == {"key": "io"}
-    assert "q" not in queries.elementwise
-
-
-def test_a_learned_state():
-    shapes = {"first": (8,), "hidden": (8, 8)}
-    params = {"w": {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}}
-    read = uses_of(traced(lambda params, h: from_learned_state(h, **params), params, (H,)), params)
-    assert read.axes == {"w/hidden": "io"}
-
-
-def test_an_operation_without_a_rule_is_not_told():
-    def apply(h, w):
-        return h @ jax.pure_callback(lambda w: w, jax.ShapeDtypeStruct((8, 5), jnp.float32), w)
-
-    assert uses(apply, H, w=(8, 5))[:2] == ({}, frozenset())
-    assert uses(lambda h, w: h @ jnp.fft.fft(w).real, H, w=(8, 5)).axes == {}
-
-
-def test_a_scan_keeps_what_its_body_does_in_the_last_step():
-    """The carry is an activation from the second step on, and the program says so of each parameter of the body."""
-
-    def apply(h, w, v):
-        def step(carry, _):
-            state, weight = carry
-            return (h[:, 0] @ weight + state, weight), None
-
-        return jax.lax.scan(step, (jnp.zeros((2, 8)), w * v), None, length=2)[0][0]
-
-    assert uses(apply, H, w=(8, 8), v=(8,)).axes["w"] == "io"
+def test_every_setting_can_be_put():
+    """And comes back under its key; every key has a name of its own in a row; a swept value is checked as any."""
+    settings = tiny.settings()
+    leaves = flat(settings)
+    assert put(settings, {key: value for key, value in leaves.items() if not isinstance(value, list)}) == settings
+    changed = put(settings, {"model.norm": "layer", "data.augment.rotate": 5.0, "seed": 3})
+    assert {k for k, v in flat(changed).items() if v != leaves[k]} == {"model.norm", "data.augment.rotate", "seed"}
+    assert len({column(key) for key in leaves}) == len(leaves)
+    newer = {key for key, k in keys(settings.model.name).items() if k.newer}
+    assert (TRACED | OWN.keys()) - newer <= leaves.keys()
+    both = {"warmup_epochs": 3.0, "epochs": 4.0}  # each wrong with the old value of the other
+    assert {k: flat(put(settings, both))[k] for k in both} == both
+    with pytest.raises(SettingsError, match="warmup_epochs must be at least 0 and less"):
+        put(settings, {"warmup_epochs": 1.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ import pandas
 import pytest
 
 from depthmup import fit, law
-from depthmup.fit.design import _State
+from depthmup.fit.design import FORM, _State
 from experiments import design as experiment
 from experiments import law as of_law
 
@@ -54,12 +55,26 @@ def test_a_plan(fitted: fit.ScalingLaw, rows: Rows) -> None:
     assert plan.spent[-1] <= 5.0
     assert (np.diff(plan.cost) < 1e-12).all()
     assert plan.cost[-1] < plan.cost[0]
-    chosen = rows.iloc[list(plan.rows)]
-    octaves = np.log2(chosen["learning_rate"] / fitted.rates(chosen[list(fitted.axes)]).value)
-    assert np.abs(octaves).max() < 3  # farther away the valley may have another form than the law's
     enough = float(plan.worst_cost[3])
     assert fit.design(fitted, candidates, TARGET, budget=5.0, tolerance=enough).rows == plan.rows[:3]
     assert fit.design(fitted, candidates, TARGET, tolerance=float(plan.worst_cost[0])).rows == ()
+
+
+def test_far_rates_are_worth_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from the optimum the valley may have another form than the law's."""
+    nearer = []
+    for sweep in range(3):
+        table, _ = of_law.planted(of_law.CASES["straight"], np.random.default_rng(sweep))
+        rows = pandas.DataFrame(table)
+        fitted = fit.scaling_law(rows[small(rows)])
+
+        def octaves(form: float, rows: Rows = rows, fitted: fit.ScalingLaw = fitted) -> float:
+            monkeypatch.setattr(importlib.import_module("depthmup.fit.design"), "FORM", form)
+            chosen = rows.iloc[list(fit.design(fitted, priced(rows), TARGET, budget=5.0).rows)]
+            return float(np.median(np.abs(np.log2(chosen["learning_rate"] / fitted.rates(chosen).value))))
+
+        nearer.append(octaves(0.0) - octaves(FORM))
+    assert np.mean(nearer) > 0.1
 
 
 def test_seeds_tell_trainings_apart(fitted: fit.ScalingLaw, rows: Rows) -> None:
@@ -99,20 +114,29 @@ def test_variances_of_new_sizes_are_those_of_draws(fitted: fit.ScalingLaw) -> No
         assert 0 < covariance[0, 1] / math.sqrt(covariance[0, 0] * covariance[1, 1]) <= 1
 
 
-def test_what_is_expected_comes_about(fitted: fit.ScalingLaw, rows: Rows) -> None:
-    """The law of the trainings that were chosen is about as sure as the plan expected, and surer than one of as many
-    at random for the same cost."""
-    candidates = priced(rows)
-    plan = fit.design(fitted, candidates, TARGET, budget=20.0)
-    new = rows.iloc[list(plan.rows)]
-    after = fit.scaling_law(pandas.concat([rows[small(rows)], new])).at(**TARGET)
-    assert 0.4 < after.cost / plan.cost[-1] < 2.5
-    at_random = []
-    for seed in range(5):
-        order = np.random.default_rng(seed).permutation(np.flatnonzero(~small(rows)))
-        order = order[candidates["cost"].to_numpy()[order].cumsum() <= 20.0]
-        at_random.append(fit.scaling_law(pandas.concat([rows[small(rows)], rows.iloc[order]])).at(**TARGET).cost)
-    assert after.cost < np.median(at_random)
+def test_what_is_expected_comes_about() -> None:
+    """The laws of the trainings that were chosen are about as sure as the plans expected, and surer than those of as
+    many at random for the same cost: in the mean over sweeps, since last digits decide which trainings are chosen."""
+    kept, ahead = [], []
+    for sweep in range(5):
+        table, _ = of_law.planted(of_law.CASES["straight"], np.random.default_rng(sweep))
+        rows = pandas.DataFrame(table)
+        candidates = priced(rows)
+        plan = fit.design(fit.scaling_law(rows[small(rows)]), candidates, TARGET, budget=20.0)
+
+        def cost(new: Rows, rows: Rows = rows) -> float:
+            return fit.scaling_law(pandas.concat([rows[small(rows)], new])).at(**TARGET).cost
+
+        at_random = []
+        for seed in range(3):
+            order = np.random.default_rng(seed).permutation(np.flatnonzero(~small(rows)))
+            order = order[candidates["cost"].to_numpy()[order].cumsum() <= 20.0]
+            at_random.append(cost(rows.iloc[order]))
+        after = cost(rows.iloc[list(plan.rows)])
+        kept.append(math.log(after / plan.cost[-1]))
+        ahead.append(math.log(after / np.median(at_random)))
+    assert 0.3 < math.exp(np.mean(kept)) < 3
+    assert math.exp(np.mean(ahead)) < 0.8
 
 
 def test_several_targets(fitted: fit.ScalingLaw, rows: Rows) -> None:

@@ -10,11 +10,12 @@ import pytest
 from jax.sharding import PartitionSpec
 from jax.tree_util import DictKey, GetAttrKey
 
+from configs import text_gpt
 from depthmup import verbs
 from depthmup.plan import plan
 from depthmup.plan.program import DoesNotFit, Program, collectives
 from depthmup.recipe import Recipe
-from depthmup.settings import ParallelSettings, SettingsError
+from depthmup.settings import ParallelSettings, SettingsError, from_config, put
 from depthmup.train import BatchOverDevices, StateOverDevices, TrialLoop
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.checkpoint import Checkpoints
@@ -25,7 +26,8 @@ from depthmup.trials.estimate import at_once
 from depthmup.trials.group import Runner
 from depthmup.tuning import study_of
 from tests import tiny
-from tests.test_model_sweep import BATCH, RATES, X, Y, loss, setup
+from tests.test_model_sweep import BATCH, RATES, X, Y, loss
+from tests.test_model_sweep import setup as cached_setup
 from tests.test_model_training import settings
 from tests.test_parallel import EVERYTHING, assert_same, double, trained
 
@@ -70,10 +72,30 @@ def test_a_mesh_is_one_device(x64, name, mesh):
     assert_same(one[2], evaluation, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_attention_in_blocks_over_a_mesh():
+    """A kernel of an accelerator would have to be split over the mesh: the program that could hold one is right."""
+    config = text_gpt.get_config()
+    config.model.update(width=16, depth=1, scan=True)
+    config.data.update(context=520, batch_size=8)
+    config.epochs, config.warmup_epochs = 0.003, 0.0005
+    one, split = {"parallel.devices": 1}, {"parallel.wrapper": "jit", "parallel.mesh": "data=2,fsdp=4"}
+    runs = (put(from_config(config), changes) for changes in (one, split))
+    losses = [loop_of(s).run([hyper_of(s)], 3)["test_loss"] for s in runs]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
 def test_muon_over_a_mesh(x64):
     """Its matrix products are of whole matrices."""
     study = study_of(
-        setup(width=16), loss, (X, Y), optimizer="muon", batch_size=BATCH, steps=3, learning_rates=RATES, widths=(16,)
+        cached_setup.__wrapped__(width=16),
+        loss,
+        (X, Y),
+        optimizer="muon",
+        batch_size=BATCH,
+        steps=3,
+        learning_rates=RATES,
+        widths=(16,),
     )
     point = study.base_point("muon", "depth_mup")
     states = []

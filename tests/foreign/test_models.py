@@ -21,11 +21,16 @@ def test_roles(name):
     assert wrong(MODELS[name]) == []
 
 
-@pytest.mark.parametrize("name", ["griffin", "moe", "ensemble", "t5_heads_grow", "mamba"])
+@pytest.mark.parametrize("name", ["moe", "ensemble", "t5_heads_grow", "mamba"])
 def test_roles_of_the_base_are_those_of_a_larger_width(name):
     m, _ = MODELS[name].setup
     specs = m.source._widened(64, m.source.shallow(4))
     assert specs == m.source._inferred(64, m.source.shallow(4))
+
+
+def test_more_blocks_of_one_size_are_inferred_at_each_width():
+    m, _ = MODELS["griffin"].setup
+    assert m.source._widened(64, m.source.shallow(4)) is None
 
 
 @pytest.mark.parametrize("width", [64, 128])
