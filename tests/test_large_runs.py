@@ -75,18 +75,18 @@ def test_the_table(tmp_path, monkeypatch):
     kept = {trial: math.nan for trial in trials if trial == Trial("mup", 1024, 4, BEST, 1)}
     rows = rows_of(trials, diverged | kept)
     assert table(rows[:3], FULL) == "The base's sweep is not finished."
-    found = cells(table(rows, FULL))
-    strip = [cell.strip() for cell in found["large, 1024 x 16", "completep"]]
+    by_row = cells(table(rows, FULL))
+    strip = [cell.strip() for cell in by_row["large, 1024 x 16", "completep"]]
     assert strip == ["2", "1.020 1.000 1.020", "+0.0", "0.0%", "carries"]
-    strip = [cell.strip() for cell in found["large, 1024 x 16", "depth_mup"]]
+    strip = [cell.strip() for cell in by_row["large, 1024 x 16", "depth_mup"]]
     assert strip[2:] == ["+0.6", "0.4%", "carries"]
     # Half the rate is better by exp(.02) under mup, and by exp(.1) under sp, whose twice has diverged.
-    assert [cell.strip() for cell in found["large, 1024 x 16", "mup"]][2:] == ["-1.0", "2.0%", "does not"]
-    strip = [cell.strip() for cell in found["large, 1024 x 16", "sp"]]
+    assert [cell.strip() for cell in by_row["large, 1024 x 16", "mup"]][2:] == ["-1.0", "2.0%", "does not"]
+    strip = [cell.strip() for cell in by_row["large, 1024 x 16", "sp"]]
     assert strip[1:] == ["1.192 1.317 diverged", "-", "10.5%", "does not"]
     # One seed of the kept rate diverged; three rules have these trainings.
     for name in ("mup", "depth_mup", "completep"):
-        assert [cell.strip() for cell in found["wide, 1024 x 4", name]][3:] == ["diverges", "does not"]
+        assert [cell.strip() for cell in by_row["wide, 1024 x 4", name]][3:] == ["diverges", "does not"]
     rows.to_parquet(tmp_path / "rows.parquet")
     monkeypatch.setattr(large_runs.read, "__defaults__", (tmp_path / "rows.parquet",))
     assert large_runs.cost("mup deep").value == pytest.approx(100 * math.expm1(0.02))

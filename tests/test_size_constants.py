@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import depthmup as dm
+from depthmup.graph import traced
+from depthmup.size_constants import constants_of_products
 from depthmup.specs import leaves_of
 from tests.foreign.conditioned import T5Attention
 from tests.foreign.models import MODELS
@@ -255,3 +257,16 @@ class Standardized(nn.Module):
 
 def test_the_fan_in_under_a_root_is_no_number():
     assert not warned(Standardized, inputs=(jnp.ones((2, 5)),))
+
+
+def test_a_number_behind_a_sum_belongs_to_both_products():
+    """As the logits of Transformer-XL, of contents and of positions, are divided together."""
+
+    def apply(params, h):
+        q, k, r = (h @ params[name] for name in "qkr")
+        return jnp.exp((0.5 * q @ k.T + q @ r.T) * 0.25) * 3.0
+
+    params = {name: jax.ShapeDtypeStruct((8, 4), jnp.float32) for name in "qkr"}
+    products = constants_of_products(traced(apply, params, (np.ones((6, 8), np.float32),)).closed, params)
+    values = [[constant.value for constant in products[number]] for number in sorted(products)]
+    assert values == [[0.5], [], [], [0.5, 0.25], [0.25]]

@@ -110,6 +110,8 @@ def test_entry_by_entry():
     assert both.layout == "in_out"
     outer = uses(lambda h, decay: jnp.exp(jnp.einsum("btd,dn->btdn", h, decay)).mean(-1), H, decay=(8, 8))
     assert outer[:2] == ({}, {"decay"})
+    scaled = uses(lambda h, v, g: h @ (v * g), H, v=(8, 5), g=(1, 5))  # one number for all entries is no axis
+    assert scaled.axes == {"v": "io", "g": "-o"}
     assert uses(lambda h, a, b: h @ a.T @ b.T, H, a=(5, 8), b=(7, 5)).layout == "out_in"
     assert uses(lambda h, a: h + a, H, a=(8,)).layout is None
 

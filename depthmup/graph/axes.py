@@ -110,6 +110,18 @@ def _nothing(is_activation: bool, of: Any) -> Value:
     return Value(is_activation, (frozenset(),) * _rank(of))
 
 
+def _spread(value: Value, before: Any, after: Any) -> Value:
+    """A value whose axes of size 1 are repeated: one number for all entries is no axis."""
+    if _rank(before) != _rank(after):
+        return value
+    sizes = zip(np.shape(before.val) if hasattr(before, "val") else before.aval.shape, after.aval.shape, strict=True)
+    kept = [
+        axes if size == repeated else frozenset[Axis]()
+        for axes, (size, repeated) in zip(value.axes, sizes, strict=True)
+    ]
+    return dataclasses.replace(value, axes=tuple(kept))
+
+
 def _rank(of: Any) -> int:
     return len(of.aval.shape) if hasattr(of, "aval") else np.ndim(of)
 
@@ -255,6 +267,7 @@ class _Reader:
 
     def _elementwise(self, equation: Any, operands: list[Value]) -> Value:
         (variable,), rank = equation.outvars, _rank(equation.outvars[0])
+        operands = [_spread(operand, of, variable) for operand, of in zip(operands, equation.invars, strict=True)]
         if any(operand.is_activation for operand in operands):
             factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
             self.elementwise.update(*(operand.paths for operand in factors))
