@@ -113,8 +113,8 @@ def sources(name: str) -> Sources:
         hashes.append((str(file), hashlib.sha256(content).hexdigest()))
     about = package.metadata
     classifiers = [c.rpartition(" :: ")[2] for c in about.get_all("Classifier") or [] if c.startswith("License ::")]
-    whole = " ".join((about["License"] or "unknown").split()[:4])  # often the text of the licence
-    licence = about["License-Expression"] or ", ".join(classifiers) or whole
+    whole = " ".join((about.get("License") or "unknown").split()[:4])  # often the text of the licence
+    licence = about.get("License-Expression") or ", ".join(classifiers) or whole
     return Sources(package.version, licence, files, size, digest(hashes))
 
 
