@@ -9,8 +9,7 @@ factor (docs/theory.md section 1). `graph.py` finds these values and parameters.
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +31,7 @@ from depthmup.graph import (
     values_at,
 )
 from depthmup.parameterization import KINDS, Kind, Role
-from depthmup.specs import Absorbed, ParamSpec, Place, PyTree, globs, is_spec, leaves_of, starred
+from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, leaves_of, starred
 
 # {(kind of the factor, head size): the entries of a parameter that are stored times the factor, None for all}
 Masks = dict[tuple[Kind, float], np.ndarray | None]
@@ -67,7 +66,6 @@ def place(
     placed: Collection[str] = (),
     growth: float = 1.0,
     wider: Callable[[], Sequence[Site]] = list,
-    entries: Callable[[], Collection[str]] = list,
 ) -> PyTree:
     """`absorb` by the sites of the same model, which may be those of another width.
 
@@ -75,13 +73,12 @@ def place(
     placed: the parameters whose place, in a branch or outside, an override gives.
     growth: the width of the specs over that of the sites. wider: the sites at twice their width, for arrays that join
       parts of which some do not grow with width.
-    entries: the parameters outside the branches of which more depth adds none, such as those of the entries of stages.
     """
     if not kinds:
         return jax.tree.map(lambda spec: dataclasses.replace(spec, absorbs=()), specs, is_leaf=is_spec)
     repeating = {spec.path for spec in leaves_of(specs) if spec.in_branch}
     branches = repeated(sites, repeating)
-    leaves = _in_their_places(specs, sites, branches, repeating, placed, entries)
+    leaves = _in_their_places(specs, sites, branches, placed)
     for site in sites:
         if site.kind == "output" and "output" in kinds and site.parts is not None:
             check_readout(specs, site.parts)
@@ -124,35 +121,22 @@ def place(
 
 
 def _in_their_places(
-    specs: PyTree,
-    sites: Sequence[Site],
-    branches: Sequence[Site],
-    repeating: Set[str],
-    placed: Collection[str],
-    entries: Callable[[], Collection[str]],
+    specs: PyTree, sites: Sequence[Site], branches: Sequence[Site], placed: Collection[str]
 ) -> dict[str, ParamSpec]:
-    """{path: spec, in a branch, on the stream or outside}. repeating: the parameters that repeat with depth. Raises
-    ForwardError where one of them has no rule. The others as in `place`."""
+    """{path: spec} with the places that the forward pass shows, for specs that come from shapes: projections of skips
+    are outside, vectors that are in no branch on the stream. Raises ForwardError for weights that repeat with depth and
+    are in no branch. placed: as in `place`."""
     leaves = {spec.path: spec for spec in leaves_of(specs)}
-
-    def move(paths: Collection[str], in_branch: bool) -> None:
-        for path in set(paths) - set(placed):
-            leaves[path] = dataclasses.replace(leaves[path], in_branch=in_branch)
-
-    for site in branches:
-        if repeating.isdisjoint(site.parts or site.inside):
-            move(exclusive(site, branches), in_branch=True)
-        move(site.skip, in_branch=False)
-    settled = {*placed, *paths_of(sites, "unused")}
-    placed_leaves, others = on_the_stream(leaves, branches, settled)
-    projects = any(site.skip for site in branches)
-    # A norm on the stream may stand in front of the projection of one skip (ResNet v2): it acts once, as entries do.
-    if others or (projects and any(spec.in_stream for spec in placed_leaves.values())):
-        move(entries(), in_branch=False)
-        placed_leaves, others = on_the_stream(leaves, branches, settled)
-    if others:
-        raise ForwardError(_in_no_branch(others, leaves, branches))
-    return placed_leaves
+    for path in frozenset[str]().union(*(site.skip for site in branches)).difference(placed):
+        leaves[path] = dataclasses.replace(leaves[path], in_branch=False)
+    inside = frozenset[str]().union(*(site.inside for site in branches)).union(placed, paths_of(sites, "unused"))
+    outside = {path for path, spec in leaves.items() if spec.in_branch and path not in inside}
+    vectors = {path for path in outside if leaves[path].role in ("vector", "scalar")}
+    for path in vectors:
+        leaves[path] = dataclasses.replace(leaves[path], in_branch=False, in_stream=True)
+    if outside - vectors:
+        raise ForwardError(_in_no_branch(outside - vectors, leaves, branches))
+    return leaves
 
 
 def _heads(site: Site, leaves: Mapping[str, ParamSpec], sites: Sequence[Site]) -> Parts | None:
@@ -201,18 +185,6 @@ def paths_of(sites: Sequence[Site], kind: str) -> frozenset[str]:
     return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
 
 
-def places(sites: Sequence[Site]) -> dict[str, Place]:
-    """{path: place} of the parameters inside branches, of those that project a skip or act before the first branch
-    ("trunk"), and of those that act between two branches, such as a norm after the sum ("stream")."""
-    branches = [site for site in sites if site.kind == "branch"]
-    inside = frozenset[str]().union(*(site.inside for site in branches))
-    outside = frozenset[str]().union(*(site.skip for site in branches))
-    if branches:
-        outside |= branches[0].before
-    between = frozenset[str]().union(*(site.between for site in branches))
-    return {**dict.fromkeys(between, "stream"), **dict.fromkeys(outside, "trunk"), **dict.fromkeys(inside, "branch")}
-
-
 def repeated(sites: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
     """The branches that repeat with depth: those whose factor goes into a parameter that repeats, or, where the factor
     has no place, those with such a parameter inside; and those with such a parameter that is in no other branch, as
@@ -235,44 +207,6 @@ def exclusive(site: Site, branches: Sequence[Site]) -> frozenset[str]:
     return site.inside.difference(*(other.inside for other in branches if other.number != site.number))
 
 
-def on_the_stream(
-    leaves: Mapping[str, ParamSpec], branches: Sequence[Site], placed: Collection[str]
-) -> tuple[dict[str, ParamSpec], set[str]]:
-    """({path: spec, with `in_stream` set}, the paths of the parameters without a rule).
-
-    Both are about parameters that repeat with depth and are in no branch. Vectors and scalars that act on the stream in
-    every block are on the stream: norms after the sum, numbers that weigh the skip or the first state. All others have
-    no rule. A parameter that does not repeat is no part of a branch, though the logits may depend on it through
-    branches alone: an encoder, the embedding of a condition (docs/theory.md section 1.4). placed: as in `place`.
-    """
-    between = {path for site in branches for path in site.between if leaves[path].in_branch}
-    alike = _alike(between)  # the last block's norm is followed by no block
-    streamed = {path for path, spec in leaves.items() if alike(path) and spec.role in ("vector", "scalar")}
-    inside = frozenset[str]().union(*(site.inside for site in branches)) - streamed
-    paths = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
-    stream = paths & streamed
-    specs = {path: dataclasses.replace(leaves[path], in_branch=False, in_stream=True) for path in stream}
-    return {**leaves, **specs}, paths - stream
-
-
-def _alike(paths: Collection[str]) -> Callable[[str], bool]:
-    """Whether a path is one of these up to the number of its block: the first number in which these differ."""
-    numbers: dict[str, list[list[str]]] = {}
-    for path in paths:
-        numbers.setdefault(starred(path), []).append(re.findall(r"\d+", path))
-    varying = {
-        star: next((i for i, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1), 0)
-        for star, rows in numbers.items()
-    }
-
-    def without_block(path: str) -> tuple[str, ...]:
-        block = varying.get(starred(path), 0)
-        return starred(path), *(n for i, n in enumerate(re.findall(r"\d+", path)) if i != block)
-
-    known = {without_block(path) for path in paths}
-    return lambda path: without_block(path) in known
-
-
 def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:
     if not branches:
         return (
@@ -280,35 +214,32 @@ def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequ
             "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
-    branched = _alike({path for site in branches for path in site.inside})  # in other blocks
-    overrides = globs({path: "trunk" if branched(path) else "stream" for path in sorted(paths)}, names)
+    inside = {starred(path) for site in branches for path in site.inside}  # of other blocks
+    places = {path: "trunk" if starred(path) in inside else "stream" for path in sorted(paths)}
+    overrides = globs(places, names)
     return (
         "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
         f"pass overrides={overrides} to setup or infer_specs: 'stream' for what acts on the stream in every block"
     )
 
 
-def residual_alone(specs: PyTree, sites: Sequence[Site], placed: Collection[str]) -> PyTree:
-    """The specs with the parameters outside the branches that repeat with depth and are in no residual addition.
+def refuse_unplaced(paths: Collection[str], names: Collection[str], sites: Sequence[Site], all_of: bool) -> None:
+    """Raises ForwardError for weights that repeat with depth and are in no residual addition.
 
-    placed: the parameters whose place an override gives. Raises ForwardError for weights that are added to another
+    names: the paths of all parameters. all_of: without it only for weights whose results are added to another
     activation than the one that they are computed from: such a sum is a residual one (reversible networks) or not
     (recurrent ones).
     """
-    leaves: dict[str, ParamSpec] = {spec.path: spec for spec in leaves_of(specs)}
-    inside = {path for site in sites if site.kind == "branch" and site.where not in CLOSED for path in site.inside}
+    if all_of:
+        raise ForwardError(_in_no_branch(paths, names, [site for site in sites if site.kind == "branch"]))
     sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
-    plain = {path for path, spec in leaves.items() if spec.in_branch} - inside - set(placed)
-    unclear = {path: "branch" for path in sorted(plain & sums) if leaves[path].role not in ("vector", "scalar")}
+    unclear = dict.fromkeys(sorted(sums.intersection(paths)), "branch")
     if unclear:
         raise ForwardError(
             f"parameters such as {starred(min(unclear))} repeat with depth, but the forward pass has no h + branch(h) "
             "with them: what they give is added to another activation, or cannot be seen (while, cond). If they are in "
-            f"residual branches, pass overrides={globs(unclear, leaves)} to setup; if not, 'trunk' for 'branch' there"
+            f"residual branches, pass overrides={globs(unclear, names)} to setup; if not, 'trunk' for 'branch' there"
         )
-    return jax.tree.map(
-        lambda spec: dataclasses.replace(spec, in_branch=False) if spec.path in plain else spec, specs, is_leaf=is_spec
-    )
 
 
 def check_readout(specs: PyTree, parts: Collection[str]) -> None:

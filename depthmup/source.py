@@ -7,26 +7,24 @@ nothing grows with the size of the model but a trace of its init.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import ends, on_the_stream, place, places, repeated, residual_alone
+from depthmup.forward import ends, place, refuse_unplaced, repeated
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, contractions, sites, traced, uses_of
-from depthmup.infer import infer_specs
+from depthmup.infer import Reading, infer_specs
 from depthmup.infer.overrides import placed_by
 from depthmup.infer.roles import NEEDED
 from depthmup.parameterization import Parameterization, Role
 from depthmup.size_constants import Constant, changes, constants, constants_of_products
-from depthmup.specs import Layout, ParamSpec, Place, PyTree, SpecError, flatten_shapes, is_spec, leaves_of, starred
+from depthmup.specs import Layout, ParamSpec, PyTree, SpecError, flatten_shapes, leaves_of, starred
 
 # {power of 1/head_dim: that of products of queries and keys}; fourth roots multiply both queries and keys
 HEAD_POWERS = {1.0: 1.0, 0.5: 0.5, 0.25: 0.5}
@@ -284,78 +282,58 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
-        @functools.cache  # it is asked for each parameter that shapes do not tell
-        def inside() -> Mapping[str, Place]:
-            try:
-                known = places(self.sites(width, depth))
-            except ForwardError:
-                if self.p.kinds:
-                    raise
-                return {}  # without factors nothing else needs the forward pass
-            return {**known, **dict.fromkeys(self._entries(width, depth), "trunk")}
-
-        layout, axes = self._once(("seen", depth), lambda: self._seen(width, depth))
-        specs = infer_specs(
+        layout, reading = self._reading(width, depth)
+        return infer_specs(
             zeros,
             width=width,
             depth=depth,
             residual=self.residual and not self.adds_nothing(width, depth),
             layout=layout,
             overrides=self.overrides,
-            inside=inside,
-            ends=lambda growing: ends(
-                self.sites(width, depth), flatten_shapes(self.model(width, depth).shapes[0])[0], growing
-            ),
-            axes=axes,
+            reading=reading,
         )
-        return residual_alone(specs, self.sites(width, depth), self._settled(specs)) if self.depth_in_init else specs
 
-    def _seen(self, width: int, depth: int) -> tuple[Layout | None, dict[str, str]]:
-        """(the layout, {path: the letters of its axes}) as the forward pass shows them: the same at all widths."""
+    def _reading(self, width: int, depth: int) -> tuple[Layout | None, Reading | None]:
+        """(the layout of matrices, what the forward pass says of the parameters): the same at all widths. It may say
+        nothing where no factor needs it."""
         layout, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
         few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
         shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
+        growing = {
+            (path, axis)
+            for path in shapes.keys() & wide.keys()
+            for axis, (size, twice) in enumerate(zip(shapes[path], wide[path], strict=False))
+            if size != twice
+        }
         try:
-            uses = uses_of(self._program(narrow, depth), few.shapes[0])
+            uses = self._once_of_models(
+                ("uses", narrow, depth), lambda: uses_of(self._program(narrow, depth), few.shapes[0], growing)
+            )
+            for times in (1, 2):
+                self.sites(width, times * depth)
         except ForwardError:
             if self.p.kinds:
                 raise
-            return layout, {}
-        axes = dict[str, str]()
-        for path in shapes.keys() & wide.keys():
-            grows = [size != twice for size, twice in zip(shapes[path], wide[path], strict=False)]
-            if path in uses.axes and any(grows):
-                copied = [(path, axis) in uses.copied and not grow for axis, grow in enumerate(grows)]
-                letters = zip(uses.axes[path], copied, strict=True)
-                axes[path] = "".join("-" if copy and letter == "o" else letter for letter, copy in letters)
-            elif path in uses.elementwise and sum(grows) == 2:  # no matrix
-                axes[path] = "".join("o" if grow else "-" for grow in grows)
-        return layout or uses.layout, dict(sorted(axes.items()))
+            return layout, None
 
-    def _entries(self, width: int, depth: int) -> list[str]:
-        """The parameters in no branch of which more depth adds none, such as those of the entries of stages. A block
-        like all others is no entry: its parameters have the shapes of the others', and none of them is a norm in front
-        of the projection of a skip, which acts once."""
-        known, shapes = places(self.sites(width, depth)), flatten_shapes(self.model(width, depth).shapes[0])[0]
-        inside = {(starred(path), shapes[path]) for path, place in known.items() if place == "branch"}
+        def letters(path: str) -> str:
+            """Those of its axes. An axis of outputs that the next product shares with its weight counts copies."""
+            return "".join(
+                "-" if letter == "o" and (path, axis) in uses.copied and (path, axis) not in growing else letter
+                for axis, letter in enumerate(uses.axes[path])
+            )
 
-        def outside(depth: int) -> Counter[str]:
-            """{kind: total size of its parameters in no branch}; that of a stack grows with depth"""
-            placed, sizes = places(self.sites(width, depth)), Counter[str]()
-            for path, shape in flatten_shapes(self.model(width, depth).shapes[0])[0].items():
-                if placed.get(path) != "branch":
-                    sizes[starred(path)] += math.prod(shape)
-            return sizes
+        def refuse(paths: Collection[str]) -> None:
+            refuse_unplaced(paths, shapes, self.sites(width, depth), all_of=not self.depth_in_init)
 
-        few, many = outside(depth), outside(2 * depth)
-        entries = [path for path in shapes if known.get(path) != "branch" and few[starred(path)] == many[starred(path)]]
-        kinds = {kind for kind, _ in inside}
-        projected = frozenset[str]().union(*(site.before for site in self.sites(width, depth) if site.skip))
-        once = {path for path in projected if known.get(path) == "stream"}
-        of_blocks = [path for path in entries if starred(path) in kinds and path not in once]
-        if all((starred(path), shapes[path]) in inside for path in of_blocks):
-            return [path for path in entries if path not in of_blocks]
-        return entries
+        places_matter = self.depth_in_init or (self.p.kinds and few.factors is None)
+        return layout or uses.layout, Reading(
+            axes={path: letters(path) for path in sorted(uses.axes)},
+            entries=uses.elementwise,
+            sites=lambda times: self.sites(width, times * depth),
+            ends=lambda growing: ends(self.sites(width, depth), shapes, growing),
+            refuse=refuse if places_matter else lambda paths: None,
+        )
 
     def _settled(self, specs: PyTree) -> set[str]:
         """The parameters whose place the user's overrides give."""
@@ -364,7 +342,7 @@ class Source:
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
         if model.factors is not None:
-            return self._on_the_stream(specs, width, depth) if "branch" in self.p.kinds else specs
+            return specs
         values, (narrow, _) = self._needed(width, depth) if self.p.kinds else [], self.traced_shape(width, depth)
         head_dims: dict[int, float] = {}
         if "attention" in self.p.kinds:
@@ -382,14 +360,7 @@ class Source:
             self._settled(specs),
             growth=width / narrow,
             wider=lambda: [site for site in self._sites_at(2 * narrow, depth) if site.parts is not None],
-            entries=lambda: self._entries(width, depth),
         )
-
-    def _on_the_stream(self, specs: PyTree, width: int, depth: int) -> PyTree:
-        """The specs of a model that takes factors, with the parameters on its stream."""
-        leaves = {spec.path: spec for spec in leaves_of(specs)}
-        leaves, _ = on_the_stream(leaves, self.branches(width, depth), self._settled(specs))
-        return jax.tree.map(lambda spec: leaves[spec.path], specs, is_leaf=is_spec)
 
     def _needed(self, width: int, depth: int) -> list[Site]:
         """The sites without attentions that have no place for their factor and need none: their heads have one size at

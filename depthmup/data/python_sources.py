@@ -113,8 +113,8 @@ def sources(name: str) -> Sources:
         hashes.append((str(file), hashlib.sha256(content).hexdigest()))
     about = package.metadata
     classifiers = [c.rpartition(" :: ")[2] for c in about.get_all("Classifier") or [] if c.startswith("License ::")]
-    whole = " ".join((about.get("License") or "unknown").split()[:4])  # often the text of the licence
-    licence = about.get("License-Expression") or ", ".join(classifiers) or whole
+    expression, text = (about.get_all(field, [""])[0] for field in ("License-Expression", "License"))
+    licence = expression or ", ".join(classifiers) or " ".join(text.split()[:4]) or "unknown"
     return Sources(package.version, licence, files, size, digest(hashes))
 
 

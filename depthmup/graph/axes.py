@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -89,9 +89,9 @@ class Uses(NamedTuple):
         return None if not outputs + inputs else "out_in" if outputs > inputs else "in_out"
 
 
-def uses_of(program: Program, params: PyTree) -> Uses:
-    """The uses of the parameters of a forward pass."""
-    shapes, reader = flatten_shapes(params)[0], _Reader()
+def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) -> Uses:
+    """The uses of the parameters of a forward pass. growing: the axes that grow with width."""
+    shapes, reader = flatten_shapes(params)[0], _Reader(frozenset(growing))
     jaxpr, consts = program.closed.jaxpr, program.closed.consts
     arguments = [_parameter(path, shape) for path, shape in shapes.items()]
     arguments += [_nothing(True, variable) for variable in jaxpr.invars[len(shapes) :]]
@@ -134,7 +134,8 @@ class _Reader:
     activations entry by entry.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, growing: Set[Axis]) -> None:
+        self.growing = growing
         self.uses: dict[Axis, set[Letter]] = defaultdict(set)
         self.looked_up: dict[Axis, set[Letter]] = defaultdict(set)
         self.members, self.copied = set[Axis](), set[Axis]()  # axes of which single members are taken; `Uses.copied`
@@ -279,13 +280,21 @@ class _Reader:
 
     def product(self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]]) -> Value:
         """Of two operands with these letters."""
-        if not any(operand.is_activation for operand in operands):
-            # Learned queries that a layer is applied to, or positions that are resized: which of the two is the weight?
-            self._lose(operands)
-        for operand, of_operand in zip(operands, letters, strict=True):
-            if operand.is_weight:
-                self.use(operand, of_operand)
+        weights = [pair for pair in zip(operands, letters, strict=True) if pair[0].is_weight]
+        if len(weights) == 2:  # of a layer and learned queries, the layer has the outputs that grow
+            weights = [pair for pair in weights if self._has_growing(*pair)]
+            if len(weights) == 1:
+                self.elementwise.update(*(operand.paths for operand in operands if operand is not weights[0][0]))
+            else:
+                self._lose(operands)
+        for operand, of_operand in weights:
+            self.use(operand, of_operand)
         return _nothing(True, equation.outvars[0])
+
+    def _has_growing(self, weight: Value, letters: Sequence[Letter]) -> bool:
+        """Whether an axis of its outputs grows with width."""
+        outputs = (axes for axes, letter in zip(weight.axes, letters, strict=True) if letter == "o")
+        return any(not self.growing.isdisjoint(axes) for axes in outputs)
 
 
 def _either(values: Sequence[Value]) -> Value:

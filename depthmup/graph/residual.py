@@ -5,24 +5,31 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from depthmup.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
 from depthmup.graph.products import attentions, source
 
+STEPS_AROUND = 3  # how far the operations around the place of a parameter go back: not to the layer before
+
+
+Origin = Literal["stream", "injection", "term"]
+
 
 class Branch(NamedTuple):
     """A residual addition: sum = skip + end. `end` is computed from `start`; `skip` is `start`, a number times it, or a
     projection of it.
     An end that is not computed from the stream, such as a condition, has a start beside the stream, which is also its
-    skip: then the sum is that of the stream and the end."""
+    skip: then the sum is that of the stream and the end, an "injection". A "term" is what a block adds to a sum over
+    all blocks beside the stream."""
 
     sum: Node
     end: Node
     start: Node
     skip: Node
+    origin: Origin = "stream"
 
 
 def branches(graph: Graph) -> list[Branch]:
@@ -108,7 +115,7 @@ def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
             if skip in stream and beside and graph.parameters_of_value(end):
                 start = _shared(graph, end)
                 if graph.parameters_between(end, start):
-                    injections.append(Branch(node, end, start, start))
+                    injections.append(Branch(node, end, start, start, "injection"))
                     stream.add(node)
     return injections
 
@@ -171,7 +178,7 @@ def accumulations(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
             if end in graph.fed and end not in before and before:
                 start = max(before, key=graph.order.__getitem__)
                 if graph.parameters_between(end, start) and stream.isdisjoint(graph.ancestors(end, start)):
-                    of_blocks.append(Branch(node, end, start, start))
+                    of_blocks.append(Branch(node, end, start, start, "term"))
         blocks = {branch.start for branch in of_blocks}
         if len(blocks) == len(of_blocks) == len(terms) and len(blocks) + scanned > 1:
             result += of_blocks
@@ -261,6 +268,45 @@ def between(graph: Graph, branches: Sequence[Branch], ends: Collection[Node]) ->
     return frozenset[str]().union(*(graph.parameters_of(node) for node in behind)) - frozenset(
         path for node in added for path in graph.parameters_of_value(node)
     )
+
+
+def alone(graph: Graph, branches: Sequence[Branch], around: Sequence[Collection[int]]) -> list[frozenset[str]]:
+    """The paths of the parameters of each branch, without those of other branches that its end is computed from, such
+    as the blocks of an encoder, and of what other branches start from. around: as `around`."""
+    result = []
+    for number, branch in enumerate(branches):
+        others = [one for one, outer in zip(branches, around, strict=True) if number not in outer and one != branch]
+        stops = {one.sum for one in others} | ({one.start for one in others} - _inside(graph, branch))
+        stops = (stops | {branch.start}) - {branch.end}
+        values, todo = {branch.end}, [branch.end]
+        while todo:
+            more = [operand for operand in todo.pop().operands if operand not in values and operand not in stops]
+            values.update(more)
+            todo += more
+        result.append(frozenset(value.path for value in values if value.path))
+    return result
+
+
+def likeness(graph: Graph, branch: Branch) -> int:
+    """A number that branches share which compute the same from their start: a hash of operations and shapes."""
+    return hash(frozenset(collections.Counter((node.op, node.shape) for node in _inside(graph, branch)).items()))
+
+
+def acts(graph: Graph) -> dict[str, tuple[int, int]]:
+    """{path of a parameter: (the place in the program where it first acts on activations, a number that parameters
+    share which act alike: a hash of the operations around that place)}"""
+
+    def around(node: Node, steps: int) -> Any:
+        if node.op == "parameter" or not steps:
+            return node.op, node.shape
+        return node.op, node.shape, tuple(sorted((around(operand, steps - 1) for operand in node.operands), key=repr))
+
+    result: dict[str, tuple[int, int]] = {}
+    for node in graph.nodes:
+        paths = [path for path in graph.parameters_of(node) if path not in result] if node in graph.fed else []
+        if paths:
+            result |= dict.fromkeys(paths, (graph.order[node], hash(repr(around(node, STEPS_AROUND)))))
+    return result
 
 
 def _inside(graph: Graph, branch: Branch) -> set[Node]:

@@ -30,6 +30,7 @@ class Site:
       "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
         layer (before) makes of activations;
       "applied": a matrix or the kernel of a convolution (inside) that a product applies to activations;
+      "acts": a parameter (inside) that acts on activations;
       "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
       "unseen": what an operation (where) computes that is not JAX's own, of parameters (inside) or of none;
       "unused": parameters (inside) on which the logits do not depend; "offset": those to which 1 is added before they
@@ -49,11 +50,15 @@ class Site:
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
         is added behind one, or for another value that its block adds beside the stream.
       multiplier: the number that its block multiplies the stream by.
+      alone: of the parameters inside those that are in no other branch that its end is computed from. origin, like:
+        `residual.Branch.origin`, `residual.likeness`. steps: how often the program computes it.
     Fields of an output
       weights: all parameters that products alone apply to activations (`products.weights`), but those that stand in one
         product with a part, as the direction of a normalized weight does.
       normalized: those outside the branches whose size a norm behind them takes away.
-    Field of an applied matrix
+    Fields of a parameter that acts on activations (kind "acts")
+      number, like: `residual.acts`. behind_sums: whether it acts behind a residual sum.
+    Field of an applied matrix and of a parameter that acts
       behind: the parameters that act on what becomes of its product.
     Fields of an attention, a bilinear product and an applied matrix
       inside: the parameters of the layers that make queries and keys.
@@ -61,7 +66,7 @@ class Site:
       product: the number of its product in `contractions`.
     """
 
-    kind: Kind | Literal["sum", "bilinear", "cosine", "applied", "again"] | Literal["unseen", "unused", "offset"]
+    kind: Kind | Literal["sum", "bilinear", "cosine", "applied", "acts", "again", "unseen", "unused", "offset"]
     parts: Parts | None
     inside: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -72,6 +77,11 @@ class Site:
     layers: tuple[frozenset[str], ...] = ()
     times: int = 1
     multiplier: float = 1.0
+    alone: frozenset[str] = frozenset()
+    origin: residual.Origin = "stream"
+    like: int = 0
+    steps: int = 1
+    behind_sums: bool = False
     weights: frozenset[str] = frozenset()
     normalized: frozenset[str] = frozenset()
     behind: frozenset[str] = frozenset()
@@ -102,6 +112,7 @@ def sites(
     return [
         *branches,
         *_applied(graph),
+        *_acts(graph),
         *([Site("unused", None, unused)] if unused else []),
         *(Site("unseen", None, graph.parameters_of(node), where=node.op) for node in products.unseen(graph)),
         *([Site("offset", None, graph.offset)] if graph.offset else []),
@@ -122,6 +133,16 @@ def _applied(graph: Graph) -> Iterator[Site]:
         yield Site("applied", None, frozenset([path]), behind=behind[product], product=product.number)
 
 
+def _acts(graph: Graph) -> Iterator[Site]:
+    behind = graph.descendants(branch.sum for branch in residual.branches(graph))
+    behind |= graph.descendants(node for node in graph.nodes if node.op == "carried")
+    later = products.behind(graph)
+    for path, (place, like) in residual.acts(graph).items():
+        node = graph.nodes[place]
+        yield Site("acts", None, frozenset([path]), number=place, like=like, behind=later[node],
+                   behind_sums=node in behind)  # fmt: skip
+
+
 def _branches(graph: Graph) -> list[Site]:
     """Branches, those in operations that are not seen, sums that are no residual additions, states added again."""
     branches, result = residual.branches(graph), list[Site]()
@@ -129,6 +150,7 @@ def _branches(graph: Graph) -> list[Site]:
     moved = {branch.start for branch in branches}
     branches += terms
     around = residual.around(graph, branches)
+    alone = residual.alone(graph, branches, around)
     groups: dict[frozenset[int], list[residual.Branch]] = {}
     for branch, outer in zip(branches, around, strict=True):
         groups.setdefault(outer, []).append(branch)
@@ -141,10 +163,10 @@ def _branches(graph: Graph) -> list[Site]:
         if branch not in last_calls:
             continue
         projected, calls = branch.skip is not branch.start, last_calls[branch]
-        alone = (sums | joined).issuperset(consumer for end in calls for consumer in end.consumers)
+        unshared = (sums | joined).issuperset(consumer for end in calls for consumer in end.consumers)
         parts: Parts | None = {}  # what queries that start at 0 attend to in their first block is 0: no factor
         if np.any(branch.end.value):
-            parts = homogeneous_in(graph, branch.end, branch.start, calls) if alone else None
+            parts = homogeneous_in(graph, branch.end, branch.start, calls) if unshared else None
         site = Site(
             "branch",
             parts,
@@ -157,19 +179,26 @@ def _branches(graph: Graph) -> list[Site]:
             layers=residual.layers(graph, branch.end, branch.start),
             times=0 if branch in terms and branch.start in moved else branch.sum.times,
             multiplier=residual.multiplier(graph, branch),
-            where=branch.end.op if alone else SHARED,
+            alone=alone[number],
+            origin=branch.origin,
+            like=residual.likeness(graph, branch),
+            steps=branch.sum.times,
+            where=branch.end.op if unshared else SHARED,
         )
         result.append(site)
         for bias in residual.biases(graph, branch):
             parts, paths = homogeneous_in(graph, bias), graph.parameters_of_value(bias)
-            result.append(dataclasses.replace(site, parts=parts, inside=paths, skip=frozenset(), layers=(), times=0))
+            bias_of = dataclasses.replace(site, parts=parts, inside=paths, alone=paths, skip=frozenset(), layers=())
+            result.append(dataclasses.replace(bias_of, times=0))
     inside = frozenset[str]().union(*(site.inside for site in result))
     others = (paths - inside for total, paths in residual.sums(graph) if total not in sums)
     result += [Site("sum", None, paths) for paths in others if paths]
     again = residual.repeated_states(graph)
     result += [Site("again", None, paths, times=total.times) for total, paths in again.items()]
     closed = (node for node in graph.nodes if node.op in CLOSED and node in graph.fed)
-    result += [Site("branch", None, graph.parameters_of(node) - inside, where=node.op) for node in closed]
+    for node in closed:
+        paths = graph.parameters_of(node) - inside
+        result.append(Site("branch", None, paths, alone=paths, like=hash((node.op, node.operations)), where=node.op))
     return result
 
 

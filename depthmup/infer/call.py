@@ -1,21 +1,45 @@
-"""`infer_specs`: which axes grow when width or depth doubles (the algorithm: depthmup/infer/__init__.py)."""
+"""`infer_specs`: what each parameter is, by its shapes and by what the forward pass does with it (depthmup/infer)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any, cast, get_args
 
 import jax
 
-from depthmup.infer import names
-from depthmup.infer.blocks import Blocks
-from depthmup.infer.checks import check_whole, checked_layout
+from depthmup.graph import Site
+from depthmup.infer.blocks import Lists, stack_axis
 from depthmup.infer.overrides import Override, Unclear, match, question
-from depthmup.infer.roles import Leaf, Roled, Roles, axes_for, fans, overridden_role, readouts
+from depthmup.infer.places import Pass, Places, places_of
+from depthmup.infer.roles import NEEDED, Leaf, Roled, fans, of_entries, of_shape, overridden, readouts, role_of_axes
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import Role
-from depthmup.specs import Layout, ParamSpec, Place, PyTree, SpecError
+from depthmup.specs import Layout, ParamSpec, PyTree, SpecError
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What the forward pass says of the parameters.
+
+    axes: {path: a letter for each axis} of the weights of products and of tables. entries: the paths of the parameters
+      whose entries act each on its own.
+    sites: (depth multiplied by) -> the sites of the forward pass.
+    ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, of the parameters
+      whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are no
+      weights of a product.
+    refuse: (paths of weights that repeat with depth and are in no branch) -> None; raises ForwardError if these need a
+      rule.
+    """
+
+    axes: Mapping[str, str]
+    entries: Collection[str]
+    sites: Callable[[int], Sequence[Site]]
+    ends: Callable[[Collection[str]], Mapping[str, Role]]
+    refuse: Callable[[Collection[str]], None]
 
 
 def infer_specs(
@@ -26,9 +50,7 @@ def infer_specs(
     residual: bool = True,
     layout: Layout | None = None,
     overrides: Mapping[str, str] | None = None,
-    inside: Callable[[], Mapping[str, Place]] | None = None,
-    ends: Callable[[Collection[str]], Mapping[str, Role]] | None = None,
-    axes: Mapping[str, str] | None = None,
+    reading: Reading | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
     computed.
@@ -39,23 +61,14 @@ def infer_specs(
         of real or complex numbers are passed over: the spec tree has None there, as `eqx.filter(model,
         eqx.is_inexact_array)` has.
       residual: whether the blocks are residual; a parameter that repeats with depth is then inside a branch.
-      layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch). None:
-        "in_out", and an error if names or biases say otherwise.
-      overrides: {glob of parameter paths: what these parameters are}, where shapes cannot tell; an override wins over
-        all that shapes say. A role, a place, or both as "branch/ROLE". Places are "branch" (inside a residual branch),
-        "stream" (outside, on the residual stream in every block) and "trunk" (all else). Axes may follow, one letter
-        each: i (inputs), o (outputs), - (neither), as "hidden oi" for a kernel (out, in), "hidden -io" for (experts,
-        in, out), or "oi" alone.
-      inside: () -> {path: "branch", "stream" or "trunk"}, the places that the forward pass shows. It is called only
-        where shapes do not tell.
-      ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, for parameters
-        whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are
-        no weights of a product. It is called only where shapes do not tell.
-      axes: {path: a letter for each axis, as in overrides}, what the products of the forward pass do with parameters;
-        shapes and names decide for the others alone.
-
-    Without `ends` only one parameter may look like a readout (which the output factor multiplies); where several
-    do, overrides must say what each is.
+      layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch), for the
+        parameters of which the forward pass does not tell it. None: "in_out".
+      overrides: {glob of parameter paths: what these parameters are}; an override wins over all that shapes say. A
+        role, a place, or both as "branch/ROLE". Places are "branch" (inside a residual branch), "stream" (outside, on
+        the residual stream in every block) and "trunk" (all else). Axes may follow, one letter each: i (inputs), o
+        (outputs), - (neither), as "hidden oi" for a kernel (out, in), "hidden -io" for (experts, in, out), or "oi"
+        alone.
+      reading: what the forward pass says. Without it shapes alone decide, and the error asks where they do not.
 
     Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ValueError for bad
     arguments. Warns of an override whose role needs other axes to grow than those that do.
@@ -65,30 +78,7 @@ def infer_specs(
     rules = match(overrides or {}, {**shapes.base, **shapes.wide, **shapes.deep})
     settled = {name for name, rule in rules.items() if rule.role}
     shapes.check_width(width, rules, settled)
-    unclear = _Unclear(shapes, width)
-    blocks = Blocks(shapes.base, shapes.deep, {name: shapes.growing(name) for name in shapes.base}, rules)
-    shown = axes or {}
-    stacked, branch = _places(blocks, rules, residual, inside, shown, unclear)
-    leaves = {name: _leaf(shapes, name, stacked[name]) for name in shapes.base}
-    roles = Roles(leaves, checked_layout(layout, leaves, {**shown, **rules}))
-    roled = _roles(roles, rules, shown, branch, unclear)
-    growing = [name for name, leaf in leaves.items() if leaf.grow]
-    heads = (lambda: ends(growing)) if ends else None
-    lookalikes, why = readouts(roles, roled, settled, branch, heads)
-    if why:
-        unclear.names.update(lookalikes)
-        unclear.reasons.append(why)
-    if residual:
-        _check_depth(blocks, rules, roled, unclear)
-    if unclear.reasons:
-        raise unclear.error(init_fn, depth, roled, branch)
-    specs = [
-        ParamSpec(name, role, branch[name], shapes.base[name], *fans(role, letters, leaves[name].shape), width, depth,
-                  stacked[name], in_stream=rules.get(name, Override()).place == "stream")
-        for name, (role, letters) in cast("dict[str, tuple[Role, str]]", roled).items()
-    ]  # fmt: skip
-    check_whole(specs, settled, rules, residual and shapes.base == shapes.deep, roles.layout, heads)
-    return jax.tree.unflatten(shapes.structure, specs)
+    return _Inference(shapes, width, depth, residual, layout or "in_out", rules, settled, reading).specs(init_fn)
 
 
 def _check_arguments(init_fn: Any, width: Any, depth: Any, layout: Any, overrides: Any) -> None:
@@ -102,122 +92,216 @@ def _check_arguments(init_fn: Any, width: Any, depth: Any, layout: Any, override
         raise ValueError(f"overrides must be {{glob of paths: what they are}}, got {short(overrides)}")
 
 
-class _Unclear:
-    """The questions to the user, for one error. names: the parameters that they are about; guesses: plausible overrides
-    for other parameters."""
+class _Inference:
+    """One call of `infer_specs`. Its questions to the user are collected for one error: names are those of the
+    parameters that they are about, guesses plausible overrides for other parameters."""
 
-    def __init__(self, shapes: Trees, width: int) -> None:
-        self.shapes, self.width = shapes, width
+    def __init__(
+        self,
+        shapes: Trees,
+        width: int,
+        depth: int,
+        residual: bool,
+        layout: Layout,
+        rules: Mapping[str, Override],
+        settled: Set[str],
+        reading: Reading | None,
+    ) -> None:
+        self.shapes, self.width, self.depth, self.residual, self.layout = shapes, width, depth, residual, layout
+        self.rules, self.settled, self.reading = rules, settled, reading
         self.reasons: list[str] = []
         self.names: set[str] = set()
         self.guesses: dict[str, str] = {}
-
-    def irregular(self, name: str) -> Unclear | None:
-        return irregular(name, self.shapes.widths(name), self.width)
 
     def ask(self, name: str, unclear: Unclear) -> str:
         self.names.add(name)
         self.reasons.append(unclear.why)
         return unclear.guess
 
-    def error(self, init_fn: InitFn, depth: int, roled: Roled, branch: Mapping[str, bool]) -> SpecError:
-        guesses = self.guesses | {n: _override(roled[n][0], branch[n]) for n in roled if n in self.names}
-        regular = regular_width(init_fn, self.width, depth, [name for name in self.names if self.irregular(name)])
+    def specs(self, init_fn: InitFn) -> PyTree:
+        shapes = self.shapes
+        stacks = {name: axis for name in shapes.base if (axis := self._stack(name)) is not None}
+        places = self._places(stacks)
+        leaves = {name: self._leaf(name, stacks.get(name)) for name in shapes.base}
+        roled = self._roles(leaves, stacks, places)
+        growing = [name for name, leaf in leaves.items() if leaf.grow]
+        reading = self.reading
+        ends = (lambda: reading.ends(growing)) if reading else None
+        lookalikes, why = readouts(roled, leaves, self.settled, self.layout, ends)
+        if why:
+            self.names.update(lookalikes)
+            self.reasons.append(why)
+        streamed = self._on_the_stream(places, roled)
+        if self.reasons:
+            raise self._error(init_fn, roled, places)
+        specs = [
+            ParamSpec(name, role, name in places.in_branches, shapes.base[name],
+                      *fans(role, letters, leaves[name].shape), self.width, self.depth, stacks.get(name),
+                      in_stream=name in streamed)
+            for name, (role, letters) in roled.items()
+        ]  # fmt: skip
+        self._check_whole(specs)
+        return jax.tree.unflatten(shapes.structure, specs)
+
+    # Places
+
+    def _stack(self, name: str) -> int | None:
+        """The axis along which blocks are stacked in a parameter: the forward pass takes its members, if it tells."""
+        before, after = self.shapes.base[name], self.shapes.deep.get(name, self.shapes.base[name])
+        if before == after or self._has_moved(name):
+            return None
+        try:
+            axis = stack_axis(name, before, after, self.shapes.growing(name))
+        except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
+            rule = self.rules.get(name, Override())
+            if rule.place is None and self.residual:
+                self.guesses[name] = f"{self.ask(name, error)}/hidden"
+            return None
+        letters = self.reading.axes.get(name) if self.reading else None
+        return None if letters and axis is not None and letters[axis] != "-" else axis  # outputs for all blocks
+
+    def _has_moved(self, name: str) -> bool:
+        """Whether the parameter has another path at twice the depth, where its path is that of another one: in lists
+        with automatic names."""
+        shapes = self.shapes
+        if not self.reading:
+            return self._lists.gains(name)
+        few, many = (Counter(of.values())[shapes.base[name]] for of in (shapes.base, shapes.deep))
+        return many >= few
+
+    @functools.cached_property
+    def _lists(self) -> Lists:
+        return Lists(self.shapes.base, self.shapes.deep)
+
+    def _places(self, stacks: Mapping[str, int]) -> Places:
+        """The places, with those of overrides."""
+        by_rule = {name: rule.place for name, rule in self.rules.items() if rule.place and name in self.shapes.base}
+        if not self.residual:
+            places = Places(frozenset(), frozenset(), frozenset())
+        elif self.reading:
+            deep = {name: axis for name, axis in stacks.items() if name in self.shapes.deep}
+            few, many = (
+                Pass(self.reading.sites(times), of, axes)
+                for times, of, axes in ((1, self.shapes.base, stacks), (2, self.shapes.deep, deep))
+            )
+            places = places_of(few, many)
+        else:
+            places = self._listed(stacks)
+        inside = places.in_branches.difference(by_rule).union(n for n, place in by_rule.items() if place == "branch")
+        stream = places.between.difference(by_rule).union(n for n, place in by_rule.items() if place == "stream")
+        return Places(inside, stream, places.unplaced.difference(by_rule))
+
+    def _listed(self, stacks: Mapping[str, int]) -> Places:
+        """The places by shapes alone."""
+        inside = set(stacks)
+        placed = {name for name, rule in self.rules.items() if rule.place}
+        for name in self.shapes.base.keys() - inside - placed:
+            try:
+                if self._lists.contain(name):
+                    inside.add(name)
+            except Unclear as error:
+                if self.ask(name, error) == "branch":
+                    inside.add(name)
+        extra = self._lists.unexplained(self.rules)
+        if extra:
+            self.reasons.append(
+                f"{extra[0]} appears at twice the depth, but none of the blocks repeats it: number the blocks' names "
+                "(block_0, block_1, ...), stack them, pass residual=False if they are not residual, or say which "
+                "parameters are in branches"
+            )
+            self.guesses |= dict.fromkeys(extra, "branch")
+        return Places(frozenset(inside), frozenset(), frozenset())
+
+    def _on_the_stream(self, places: Places, roled: Mapping[str, Roled]) -> set[str]:
+        """The parameters on the stream: vectors and scalars between branches. What else repeats with depth outside the
+        branches has no rule."""
+        by_rule = {name for name, rule in self.rules.items() if rule.place == "stream"}
+        small = {name for name in places.between if roled[name].role in ("vector", "scalar", "fixed")}
+        without_rule = (places.between | places.unplaced) - small - by_rule
+        if without_rule and self.reading:
+            self.reading.refuse(without_rule)
+        return small | by_rule
+
+    # Roles
+
+    def _leaf(self, name: str, stacked: int | None) -> Leaf:
+        narrow, wide, _ = self.shapes.widths(name)
+        axes = [a for a in range(len(narrow)) if a != stacked]
+        grow = self.shapes.growing(name)
+        doubled = wide if len(wide) == len(narrow) else narrow
+        return Leaf(
+            name, tuple((narrow[a], doubled[a]) for a in axes), tuple(i for i, a in enumerate(axes) if a in grow)
+        )
+
+    def _roles(self, leaves: Mapping[str, Leaf], stacks: Mapping[str, int], places: Places) -> dict[str, Roled]:
+        roled: dict[str, Roled] = {}
+        behind = self._behind_readouts(leaves)
+        for name, leaf in leaves.items():
+            rule, odd = self.rules.get(name, Override()), irregular(name, self.shapes.widths(name), self.width)
+            in_branch = name in places.in_branches
+            try:
+                if rule.role or rule.axes:
+                    roled[name] = overridden(name, self.shapes.base[name], rule, leaf, self.layout, in_branch)
+                elif self.reading and name in self.reading.axes:
+                    axes = self.reading.axes[name]
+                    axes = "".join(letter for axis, letter in enumerate(axes) if axis != stacks.get(name))
+                    roled[name] = Roled(role_of_axes(axes, leaf, in_branch), axes)
+                elif self.reading and name in self.reading.entries:
+                    roled[name] = of_entries(leaf, in_branch, name in behind)
+                else:
+                    roled[name] = of_shape(leaf, in_branch, self.layout)
+                if odd is not None and not (rule.role or rule.axes):
+                    self.ask(name, odd)
+            except Unclear as error:
+                roled[name] = Roled(cast(Role, self.ask(name, odd or error)), "o" * len(leaf.sizes))
+        return roled
+
+    def _behind_readouts(self, leaves: Mapping[str, Leaf]) -> set[str]:
+        """The parameters behind which none acts that grows with width."""
+        if not self.reading:
+            return set()
+        growing = {name for name, leaf in leaves.items() if leaf.grow}
+        acting = (site for site in self.reading.sites(1) if site.kind == "acts" and site.behind.isdisjoint(growing))
+        return {path for site in acting for path in site.inside}
+
+    # Errors
+
+    def _error(self, init_fn: InitFn, roled: Mapping[str, Roled], places: Places) -> SpecError:
+        def place(name: str) -> str:
+            return "branch" if name in places.in_branches else "trunk"
+
+        guesses = {name: f"{place(name)}/{roled[name].role}" for name in roled if name in self.names} | self.guesses
+        odd = [name for name in self.names if irregular(name, self.shapes.widths(name), self.width)]
+        regular = regular_width(init_fn, self.width, self.depth, odd)
         more = [f"(From width {regular} on, all of these axes double.)"] if regular else []
         return question(guesses, [*self.reasons, *more], self.shapes.base.keys() | guesses.keys())
 
-
-def _override(role: str, in_branch: bool) -> str:
-    return f"{'branch' if in_branch else 'trunk'}/{role}"
-
-
-def _places(
-    blocks: Blocks,
-    rules: Mapping[str, Override],
-    residual: bool,
-    inside: Callable[[], Mapping[str, Place]] | None,
-    shown: Mapping[str, str],
-    unclear: _Unclear,
-) -> tuple[dict[str, int | None], dict[str, bool]]:
-    """({path: stack axis}, {path: whether it is in a branch})"""
-    stacked: dict[str, int | None] = {}
-    branch: dict[str, bool] = {}
-    for name in blocks.base:
-        given_place = rules.get(name, Override()).place
-        stacked[name], branch[name] = None, given_place == "branch"
-        try:
-            axis = blocks.axis(name)
-            joined = axis is not None and shown.get(name, "-" * axis + "-")[axis] != "-"  # outputs for all blocks
-            stacked[name] = None if joined else axis
-        except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
-            if given_place is None and residual:
-                branch[name] = unclear.ask(name, error) == "branch"
-            continue
-        if given_place is None and residual:
-            try:
-                # A name says that it projects the skip; the forward pass knows better.
-                is_shortcut = names.is_shortcut(name) and not (inside and inside().get(name) == "branch")
-                in_stack = stacked[name] is not None and not is_shortcut
-                branch[name] = in_stack or blocks.contain(name, is_shortcut)
-                if not (branch[name] or is_shortcut) and inside and (joined or blocks.repeats_otherwise(name)):
-                    branch[name] = inside().get(name) == "branch"
-            except Unclear as error:
-                place = inside().get(name) if inside else None
-                if inside:  # a parameter that `inside` lacks acts behind the last branch
-                    error = Unclear(error.why, "trunk")
-                # The forward pass tells later which parameters act on the stream in every block.
-                branch[name] = (place or unclear.ask(name, error)) in ("branch", "stream")
-    return stacked, branch
-
-
-def _leaf(shapes: Trees, name: str, stacked: int | None) -> Leaf:
-    narrow, wide, _ = shapes.widths(name)
-    axes = [a for a in range(len(narrow)) if a != stacked]
-    grow = shapes.growing(name)
-    doubled = wide if len(wide) == len(narrow) else narrow
-    return Leaf(name, tuple((narrow[a], doubled[a]) for a in axes), tuple(i for i, a in enumerate(axes) if a in grow))
-
-
-def _roles(
-    roles: Roles,
-    rules: Mapping[str, Override],
-    shown: Mapping[str, str],
-    branch: Mapping[str, bool],
-    unclear: _Unclear,
-) -> Roled:
-    roled: Roled = {}
-    for name, leaf in roles.leaves.items():
-        rule, odd = rules.get(name, Override()), unclear.irregular(name)
-        if rule.role or rule.axes:
-            roled[name] = overridden_role(name, unclear.shapes.base[name], rule, leaf, roles, branch[name])
-            continue
-        try:
-            if name in shown:
-                shape, of_products = unclear.shapes.base[name], Override(axes=shown[name])
-                role, letters = overridden_role(name, shape, of_products, leaf, roles, branch[name])
-                roled[name] = role, roles.without_experts(leaf, letters)
-            else:
-                role = roles.role(leaf, branch[name])
-                alone = role in ("vector", "scalar")
-                roled[name] = role, "o" * len(leaf.sizes) if alone else axes_for(role, leaf, roles)
-            if odd is not None:
-                unclear.ask(name, odd)
-        except Unclear as error:
-            roled[name] = unclear.ask(name, odd or error), ""
-    return roled
-
-
-def _check_depth(blocks: Blocks, rules: Mapping[str, Override], roled: Roled, unclear: _Unclear) -> None:
-    """Every parameter that more depth adds must be one of the blocks found."""
-    extra = blocks.unexplained(rules)
-    if extra:
-        unclear.reasons.append(
-            f"{extra[0]} appears at twice the depth, but none of the blocks repeats it: number the blocks' names "
-            "(block_0, block_1, ...), stack them, pass residual=False if they are not residual, or say which "
-            "parameters are in branches"
-        )
-        placed = {name for name, rule in rules.items() if rule.place}
-        shapes = {blocks.deep[name] for name in extra}
-        added = [name for name, shape in blocks.base.items() if shape in shapes and name not in placed]
-        unclear.guesses |= {name: _override(roled[name][0], True) for name in added if roled[name][0] != "readout"}
-        unclear.guesses |= {name: "branch" for name in extra if blocks.deep[name] not in blocks.base.values()}
+    def _check_whole(self, specs: Sequence[ParamSpec]) -> None:
+        """Raises SpecError for a network that cannot be right as a whole, though each of its parameters has a role."""
+        by_role = {role: [spec for spec in specs if spec.role == role] for role in NEEDED}
+        flat = self.residual and self.shapes.base == self.shapes.deep
+        if flat and by_role["hidden"] and not any(spec.in_branch for spec in specs):
+            raise SpecError(
+                "no parameter changes with depth, so no parameter is in a residual branch: init_fn(width, depth) must "
+                "build the model at the depth that it is given. If it does, pass residual=False if the network has no "
+                "residual branches; if its blocks share their weights, whose contributions add up as depth, divide "
+                "them by it in the model, h + branch(h) / depth, and pass residual=False; overrides={GLOB: 'stream'} "
+                "for norms after these sums"
+            )
+        outside = [spec.path for spec in by_role["input"] if not spec.in_branch]
+        ends = by_role["readout"] or [spec for spec in by_role["output"] if not spec.in_branch]
+        body = by_role["hidden"] or by_role["output"]
+        if self.reading or not body or not self.settled.isdisjoint(outside):
+            return
+        if outside and not ends:
+            raise SpecError(
+                f"no parameter looks like a readout. If {outside[0]} is a tied embedding, or the network has no "
+                f"readout, say so: overrides={{{outside[0]!r}: 'input'}}; else say which one it is: "
+                "overrides={PATH: 'readout'}"
+            )
+        if self.layout == "out_in" and ends and not by_role["input"] and ends[0].path not in self.settled:
+            path = ends[0].path
+            raise SpecError(
+                f"no parameter looks like a read-in. If {path} {ends[0].shape} is an embedding (vocabulary, width), "
+                f"pass overrides={{{path!r}: 'input'}}; if it is the readout, overrides={{{path!r}: 'readout'}}"
+            )
