@@ -26,12 +26,14 @@ from depthmup.graph import (
     Site,
     last_layer,
     last_matrices,
+    paths_of,
     residual,
     sites,
     values_at,
 )
-from depthmup.parameterization import KINDS, Kind, Role
-from depthmup.specs import Absorbed, ParamSpec, PyTree, globs, is_spec, leaves_of, starred
+from depthmup.infer.reading import in_no_branch
+from depthmup.parameterization import KINDS, Kind
+from depthmup.specs import Absorbed, ParamSpec, PyTree, is_spec, leaves_of
 
 # {(kind of the factor, head size): the entries of a parameter that are stored times the factor, None for all}
 Masks = dict[tuple[Kind, float], np.ndarray | None]
@@ -135,7 +137,7 @@ def _in_their_places(
     for path in vectors:
         leaves[path] = dataclasses.replace(leaves[path], in_branch=False, in_stream=True)
     if outside - vectors:
-        raise ForwardError(_in_no_branch(outside - vectors, leaves, branches))
+        raise ForwardError(in_no_branch(outside - vectors, leaves, branches))
     return leaves
 
 
@@ -162,29 +164,6 @@ def _heads(site: Site, leaves: Mapping[str, ParamSpec], sites: Sequence[Site]) -
     return parts
 
 
-def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]) -> dict[str, Role]:
-    """{path: role} of the parameters at the ends of the network, as the forward pass shows them: readouts store the
-    output factor, read-ins are no weights of a product. A projection behind which all layers have a fixed size is a
-    readout. A projection in front of a cosine is an output, which keeps its size: the cosine needs no factor. So is a
-    projection that a norm follows. A table that is normalized itself is an embedding. What the logits do not depend on
-    is missing.
-
-    growing: the parameters of which an axis grows with width."""
-    heads = [site for site in sites if site.kind == "output"]
-    weights = frozenset[str]().union(*(site.weights for site in heads)) | paths_of(sites, "unused")
-    roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
-    roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
-    roles |= dict.fromkeys(last_matrices(sites, growing), "readout")
-    roles |= {path: "output" for site in heads for path in site.normalized}
-    roles |= {path: "output" for site in sites if site.kind == "cosine" for path in site.before}
-    return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
-
-
-def paths_of(sites: Sequence[Site], kind: str) -> frozenset[str]:
-    """The paths of the parameters inside the sites of a kind."""
-    return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
-
-
 def repeated(sites: Sequence[Site], in_branch: Collection[str]) -> list[Site]:
     """The branches that repeat with depth: those whose factor goes into a parameter that repeats, or, where the factor
     has no place, those with such a parameter inside; and those with such a parameter that is in no other branch, as
@@ -205,41 +184,6 @@ def exclusive(site: Site, branches: Sequence[Site]) -> frozenset[str]:
     if any(site.number in other.around for other in branches):
         return frozenset()
     return site.inside.difference(*(other.inside for other in branches if other.number != site.number))
-
-
-def _in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:
-    if not branches:
-        return (
-            f"parameters such as {starred(min(paths))} repeat with depth, but none of them is in a residual addition "
-            "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
-            "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
-        )
-    inside = {starred(path) for site in branches for path in site.inside}  # of other blocks
-    places = {path: "trunk" if starred(path) in inside else "stream" for path in sorted(paths)}
-    overrides = globs(places, names)
-    return (
-        "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
-        f"pass overrides={overrides} to setup or infer_specs: 'stream' for what acts on the stream in every block"
-    )
-
-
-def refuse_unplaced(paths: Collection[str], names: Collection[str], sites: Sequence[Site], all_of: bool) -> None:
-    """Raises ForwardError for weights that repeat with depth and are in no residual addition.
-
-    names: the paths of all parameters. all_of: without it only for weights whose results are added to another
-    activation than the one that they are computed from: such a sum is a residual one (reversible networks) or not
-    (recurrent ones).
-    """
-    if all_of:
-        raise ForwardError(_in_no_branch(paths, names, [site for site in sites if site.kind == "branch"]))
-    sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
-    unclear = dict.fromkeys(sorted(sums.intersection(paths)), "branch")
-    if unclear:
-        raise ForwardError(
-            f"parameters such as {starred(min(unclear))} repeat with depth, but the forward pass has no h + branch(h) "
-            "with them: what they give is added to another activation, or cannot be seen (while, cond). If they are in "
-            f"residual branches, pass overrides={globs(unclear, names)} to setup; if not, 'trunk' for 'branch' there"
-        )
 
 
 def check_readout(specs: PyTree, parts: Collection[str]) -> None:

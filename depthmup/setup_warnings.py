@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from depthmup.audit import Init, InitAudit
-from depthmup.forward import check_readout, paths_of
+from depthmup.forward import check_readout
 from depthmup.frameworks import as_returned
 from depthmup.gain import GainAudit
-from depthmup.graph import ForwardError, Graph, Site, products
+from depthmup.graph import ForwardError, Graph, Site, paths_of, products
 from depthmup.infer.overrides import match
 from depthmup.infer.trees import fixed_part
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from depthmup.audit import InitAudit, Initializers
-from depthmup.forward import ends, place, refuse_unplaced, repeated
+from depthmup.forward import place, repeated
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, contractions, sites, traced, uses_of
-from depthmup.infer import Reading, infer_specs
+from depthmup.infer.call import inferred
 from depthmup.infer.overrides import placed_by
+from depthmup.infer.reading import Reading, growing_axes, reading_of, refuse_unplaced
 from depthmup.infer.roles import NEEDED
 from depthmup.parameterization import Parameterization, Role
 from depthmup.size_constants import Constant, changes, constants, constants_of_products
@@ -283,7 +284,7 @@ class Source:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
         layout, reading = self._reading(width, depth)
-        return infer_specs(
+        return inferred(
             zeros,
             width=width,
             depth=depth,
@@ -299,12 +300,7 @@ class Source:
         layout, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
         few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
         shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
-        growing = {
-            (path, axis)
-            for path in shapes.keys() & wide.keys()
-            for axis, (size, twice) in enumerate(zip(shapes[path], wide[path], strict=False))
-            if size != twice
-        }
+        growing = growing_axes(shapes, wide)
         try:
             uses = self._once_of_models(
                 ("uses", narrow, depth), lambda: uses_of(self._program(narrow, depth), few.shapes[0], growing)
@@ -316,23 +312,16 @@ class Source:
                 raise
             return layout, None
 
-        def letters(path: str) -> str:
-            """Those of its axes. An axis of outputs that the next product shares with its weight counts copies."""
-            return "".join(
-                "-" if letter == "o" and (path, axis) in uses.copied and (path, axis) not in growing else letter
-                for axis, letter in enumerate(uses.axes[path])
-            )
-
         def refuse(paths: Collection[str]) -> None:
             refuse_unplaced(paths, shapes, self.sites(width, depth), all_of=not self.depth_in_init)
 
         places_matter = self.depth_in_init or (self.p.kinds and few.factors is None)
-        return layout or uses.layout, Reading(
-            axes={path: letters(path) for path in sorted(uses.axes)},
-            entries=uses.elementwise,
-            sites=lambda times: self.sites(width, times * depth),
-            ends=lambda growing: ends(self.sites(width, depth), shapes, growing),
-            refuse=refuse if places_matter else lambda paths: None,
+        return layout or uses.layout, reading_of(
+            uses,
+            growing,
+            shapes,
+            lambda times: self.sites(width, times * depth),
+            refuse if places_matter else lambda paths: None,
         )
 
     def _settled(self, specs: PyTree) -> set[str]:

@@ -30,7 +30,7 @@ def init(width, depth, std=None, branch=1.0):
 
 def audit(init_fn, width=256, depth=2, **options):
     p = dm.parameterization("depth_mup", **{**BASE, **options})
-    return dm.audit_init(p, dm.infer_specs(init_fn, width=width, depth=depth), init_fn)
+    return dm.audit_init(p, dm.infer_specs(init_fn, layout="in_out", width=width, depth=depth), init_fn)
 
 
 def test_fan_in_init_passes():
@@ -53,7 +53,7 @@ def test_constant_std_is_found_and_corrected():
     params = report.correct(gpt(256, 2))
     assert params["out"].std() == pytest.approx(0.01, rel=0.05)
     assert params["embedding"].std() == pytest.approx(0.02, rel=0.05)
-    fixed = dm.audit_init(dm.parameterization("mup", **BASE), dm.infer_specs(gpt, width=64, depth=2), gpt)
+    fixed = dm.audit_init(dm.parameterization("mup", **BASE), dm.infer_specs(gpt, layout="in_out", width=64, depth=2), gpt)
     assert not fixed.ok  # it is the scaling that is wrong, also at the base, where nothing needs to be changed
     assert set(fixed.factors.values()) == {1.0}
 
@@ -61,7 +61,7 @@ def test_constant_std_is_found_and_corrected():
 def test_embedding_that_shrinks():
     module = lambda w: nn.Sequential([nn.Embed(50, w), nn.Dense(10)])  # noqa: E731
     of = lambda w, d: module(w).init(jax.random.key(0), jnp.zeros(1, int))["params"]  # noqa: E731
-    specs = dm.infer_specs(of, width=256, depth=1, residual=False)
+    specs = dm.infer_specs(of, layout="in_out", width=256, depth=1, residual=False)
     report = dm.audit_init(dm.parameterization("mup", base_width=64), specs, of)
     assert list(report.factors) == ["layers_0/embedding"]
     assert report.factors["layers_0/embedding"] == pytest.approx(2, rel=0.05)
@@ -83,7 +83,7 @@ def test_nothing_of_the_target_is_made():
         return {"in": jax.random.normal(keys[0], (8, width)), "blocks": blocks, "out": jnp.zeros((width, 5))}
 
     p = dm.parameterization("depth_mup", **BASE)
-    report = dm.audit_init(p, dm.infer_specs(blocks, width=2**18, depth=16), blocks)
+    report = dm.audit_init(p, dm.infer_specs(blocks, layout="in_out", width=2**18, depth=16), blocks)
     assert set(report.factors) == {f"blocks/{i}" for i in range(16)}
     assert all(factor == pytest.approx(2**-6, rel=1e-12) for factor in report.factors.values())
 
@@ -97,20 +97,20 @@ def test_an_initializer_that_is_no_elementwise_function_is_run():
         blocks = [width**0.5 * orthogonal(key, (3, 3, width, width)) for key in keys[1:]]
         return {"in": jax.random.normal(keys[0], (8, width)), "blocks": blocks, "out": jnp.zeros((width, 5))}
 
-    report = dm.audit_init(dm.parameterization("depth_mup", **BASE), dm.infer_specs(net, width=2**16, depth=4), net)
+    report = dm.audit_init(dm.parameterization("depth_mup", **BASE), dm.infer_specs(net, layout="in_out", width=2**16, depth=4), net)
     assert set(report.factors) == {f"blocks/{i}" for i in range(4)}
     assert all(factor == pytest.approx(2**-5, rel=1e-3) for factor in report.factors.values())
 
 
 def test_rescaling_twice_is_found():
     p = dm.parameterization("mup", **BASE)
-    once = lambda w, d: dm.rescale(p, dm.infer_specs(init, width=w, depth=d), jax.tree.map(jnp.float32, init(w, d)))  # noqa: E731
-    report = dm.audit_init(p, dm.infer_specs(init, width=256, depth=2), lambda w, d: once(w, d))
+    once = lambda w, d: dm.rescale(p, dm.infer_specs(init, layout="in_out", width=w, depth=d), jax.tree.map(jnp.float32, init(w, d)))  # noqa: E731
+    report = dm.audit_init(p, dm.infer_specs(init, layout="in_out", width=256, depth=2), lambda w, d: once(w, d))
     assert list(report.factors) == ["out"]
     assert report.factors["out"] == pytest.approx(math.sqrt(64 / 256), rel=0.05)
 
 
 def test_another_model():
-    specs = dm.infer_specs(init, width=64, depth=2)
+    specs = dm.infer_specs(init, layout="in_out", width=64, depth=2)
     with pytest.raises(dm.SpecError, match="the specs have no blocks/2/b"):
         dm.audit_init(dm.parameterization("mup"), specs, lambda w, d: init(w, d + 1))

@@ -154,7 +154,7 @@ def matrix_shapes(w, d):
 
 def matrix_probe(p, width, depth):
     """A probe of a model that is nobody's library: plain matrices."""
-    specs = dm.infer_specs(matrix_shapes, width=width, depth=depth)
+    specs = dm.infer_specs(matrix_shapes, layout="in_out", width=width, depth=depth)
 
     def init(key):
         keys = jax.random.split(key, 3)
@@ -201,7 +201,7 @@ def test_probe_trains_like_the_optimizer():
     params, state = probe.init(hyper)
     np.testing.assert_allclose(params["out"].std(), 16**0.5 * 16**-0.5, rtol=0.5)  # times sqrt(m) on 1 / sqrt(fan_in)
     (after, _), _ = probe.step((params, state), probe.batch, hyper)
-    specs = dm.infer_specs(matrix_shapes, width=16, depth=2)
+    specs = dm.infer_specs(matrix_shapes, layout="in_out", width=16, depth=2)
     forward = p.forward_factors(width=16, depth=2)
 
     def loss(params):

@@ -29,7 +29,7 @@ def table(text):
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_learning_rates_are_those_applied(name, x64):
     p = dm.parameterization("depth_mup", base_width=4, base_depth=2)
-    specs = dm.infer_specs(init, **BIG)
+    specs = dm.infer_specs(init, layout="in_out", **BIG)
     shown = table(dm.explain(p, specs, name, learning_rate=0.1, weight_decay=0.3))
     params = jax.tree.map(jnp.ones_like, init(**BIG))
     tx = dm.optimizer(p, specs, name, 0.1)
@@ -46,7 +46,7 @@ def test_learning_rates_are_those_applied(name, x64):
 
 def test_schedule_and_measured_std():
     p = dm.parameterization("mup")
-    specs = dm.infer_specs(init, **BIG)
+    specs = dm.infer_specs(init, layout="in_out", **BIG)
     params = jax.tree.map(lambda w: np.random.default_rng(0).normal(0, 3, w.shape), init(**BIG))
     shown = table(dm.explain(p, specs, "adam", optax.linear_schedule(0.5, 0.0, 10), params=params))
     assert float(shown["blocks"]["init std"]) == pytest.approx(params["blocks"].std(), rel=1e-2)
@@ -61,14 +61,14 @@ def test_schedule_and_measured_std():
 
 def test_coupled_decay_is_shown(x64):
     p = dm.parameterization("mup", base_width=4)
-    shown = table(dm.explain(p, dm.infer_specs(init, **BIG), "adamw", weight_decay=0.4, decay="coupled"))
+    shown = table(dm.explain(p, dm.infer_specs(init, layout="in_out", **BIG), "adamw", weight_decay=0.4, decay="coupled"))
     assert (shown["in"]["decay"], shown["blocks"]["decay"]) == ("0.4", "0.4")
     assert (shown["in"]["LR x decay"], shown["blocks"]["LR x decay"]) == ("0.4", "0.1")
 
 
 def test_rows_are_data():
     p = dm.parameterization("depth_mup", base_width=4, base_depth=2)
-    shown = dm.explain(p, dm.infer_specs(init, **BIG), "sgd", 0.1)
+    shown = dm.explain(p, dm.infer_specs(init, layout="in_out", **BIG), "sgd", 0.1)
     frame = pandas.DataFrame(shown.rows).set_index("parameter")
     assert frame.loc["blocks", ["number", "role", "fan_in", "lr"]].tolist() == [1, "branch/hidden", 16, 0.1]
     assert frame.loc["out", "forward"] == 0.25
@@ -85,7 +85,7 @@ def test_difference():
 
     def explained(width, depth, seed):
         params = jax.tree.map(lambda w: np.random.default_rng(seed).normal(size=w.shape), init(width, depth))
-        specs = dm.infer_specs(init, width=width, depth=depth)
+        specs = dm.infer_specs(init, layout="in_out", width=width, depth=depth)
         return dm.explain(p, specs, "adam", 0.1, params=params)
 
     small, large = explained(4, 8, 0), explained(32, 16, 1)
@@ -104,7 +104,7 @@ def test_difference():
 
 
 def test_a_row_for_each_role():
-    specs = dm.infer_specs(lambda w, d: {**init(w, d), "more": np.zeros((d, w, 2 * w))}, **BIG)
+    specs = dm.infer_specs(lambda w, d: {**init(w, d), "more": np.zeros((d, w, 2 * w))}, layout="in_out", **BIG)
     rows = dm.explain(dm.parameterization("mup"), specs, "adam").by_role().rows
     assert [(row.parameter, row.number, row.fan_in, row.fan_out) for row in rows] == [
         ("blocks, more", 2, 16, None), ("in", 1, 5, 16), ("out", 1, 16, 3)
@@ -119,7 +119,7 @@ def test_equal_blocks_share_a_row():
         blocks = {f"block_{i}": {**one, "b": np.full(width, float(i))} for i in range(depth)}
         return {"in": np.zeros((5, width)), **blocks, "out": np.zeros((width, 3))}
 
-    specs = dm.infer_specs(init, width=4, depth=2)
+    specs = dm.infer_specs(init, layout="in_out", width=4, depth=2)
     shown = table(dm.explain(dm.parameterization("mup"), specs, "adam", params=init(4, 2)))
     assert {path: row["#"] for path, row in shown.items()} == {
         "block_*/b": "2", "block_*/l_0": "2", "block_*/l_1": "2", "block_*/l_2": "2", "in": "1", "out": "1"

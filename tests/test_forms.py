@@ -52,7 +52,7 @@ def package(p, optimizer, lr=None, **options):
     def init(width, depth):
         return ResidualMLP(width, depth, outputs=1).init(jax.random.key(0), jnp.ones((1, D)), UNIT)["params"]
 
-    specs = dm.infer_specs(init, width=N, depth=L)
+    specs = dm.infer_specs(init, layout="in_out", width=N, depth=L)
     fan_in = jax.tree.map(lambda s: s.fan_in, specs, is_leaf=lambda s: isinstance(s, dm.ParamSpec))
     params = dm.rescale(p, specs, jax.tree.map(lambda w, n: w / jnp.sqrt(float(n)), draws(), fan_in))
     forward = p.forward_factors(width=N, depth=L)
@@ -130,6 +130,7 @@ def test_update_kinds_in_all_forms(name, family, x64):
             lambda width, depth: ResidualMLP(width, depth, outputs=1).init(jax.random.key(0), jnp.ones((1, D)), UNIT)[
                 "params"
             ],
+            layout="in_out",
             width=N,
             depth=L,
         )
@@ -179,6 +180,6 @@ def test_absorbed_needs_one_weight_layer_per_branch():
         model = ResidualMLP(width, depth, norm="layer")
         return model.init(jax.random.key(0), jnp.ones((1, D)), UNIT)["params"]
 
-    specs = dm.infer_specs(init, width=N, depth=L)
+    specs = dm.infer_specs(init, layout="in_out", width=N, depth=L)
     with pytest.raises(ValueError, match="exactly one weight layer"):
         dm.factors(dm.parameterization("depth_mup").in_form("absorbed"), specs)

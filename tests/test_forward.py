@@ -178,7 +178,7 @@ def _network(name, width, depth, x64):  # in float64 the initial parameters are 
 
         return apply
 
-    specs = dm.infer_specs(init, width=width, depth=depth, overrides=overrides or None)
+    specs = dm.infer_specs(init, layout="in_out", width=width, depth=depth, overrides=overrides or None)
     return specs, apply_with, init(width, depth), x
 
 
@@ -623,7 +623,7 @@ def test_nnx():
         return nnx.state(Net(width, depth, nnx.Rngs(0)), nnx.Param)
 
     graph, params, rest = nnx.split(Net(N, 2, nnx.Rngs(0)), nnx.Param, ...)
-    specs = dm.infer_specs(init, width=N, depth=2)
+    specs = dm.infer_specs(init, layout="in_out", width=N, depth=2)
     absorbed_specs = absorb(specs, lambda params, x: nnx.merge(graph, params, rest)(x), params, X)
     leaves = jax.tree.leaves(absorbed_specs, is_leaf=lambda leaf: isinstance(leaf, dm.ParamSpec))
     ends = {f"blocks/{i}/down/{leaf}" for i in range(2) for leaf in ("kernel", "bias")}

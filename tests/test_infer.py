@@ -36,7 +36,7 @@ def residual_mlp(**options):
 
 @pytest.mark.parametrize("scan", [True, False])
 def test_residual_mlp(scan):
-    specs = dm.infer_specs(residual_mlp(scan=scan, use_bias=True, norm="layer"), width=8, depth=3)
+    specs = dm.infer_specs(residual_mlp(scan=scan, use_bias=True, norm="layer"), layout="in_out", width=8, depth=3)
     prefixes = ["blocks"] if scan else [f"block_{i}" for i in range(3)]
     expected = {
         "read_in/kernel": "input",
@@ -81,7 +81,7 @@ class ConvNet(nn.Module):
 
 
 def test_convnet_with_projections():
-    specs = dm.infer_specs(linen(ConvNet, (1, 8, 8, 3)), width=4, depth=2, overrides={"*shortcut/*": "trunk"})
+    specs = dm.infer_specs(linen(ConvNet, (1, 8, 8, 3)), layout="in_out", width=4, depth=2, overrides={"*shortcut/*": "trunk"})
     leaf_specs = by_path(specs)
     assert (leaf_specs["stem/kernel"].role, leaf_specs["stem/kernel"].fan_in) == ("input", 27)
     conv = leaf_specs["stage2_block_1/conv2/kernel"]
@@ -98,7 +98,7 @@ def test_convnet_with_projections():
 
 def test_shortcut_convolutions_are_not_stacked():
     """Only block 0 has one, at any depth: no evidence of a stack, unlike the branch convolutions beside it."""
-    specs = dm.infer_specs(linen(ConvNet, (1, 8, 8, 3)), width=4, depth=2)
+    specs = dm.infer_specs(linen(ConvNet, (1, 8, 8, 3)), layout="in_out", width=4, depth=2)
     assert not by_path(specs)["stage1_block_0/shortcut/kernel"].in_branch
     assert by_path(specs)["stage1_block_0/conv1/kernel"].in_branch
 
@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
 
 def test_attention_projections_are_hidden():
-    specs = by_path(dm.infer_specs(linen(Attention, (1, 7, 3)), width=8, depth=2))
+    specs = by_path(dm.infer_specs(linen(Attention, (1, 7, 3)), layout="in_out", width=8, depth=2))
     query, out = specs["block_1/query/kernel"], specs["block_1/out/kernel"]
     assert (query.role, query.fan_in, query.fan_out) == ("hidden", 8, 8)  # (width, heads, head_dim)
     assert (out.role, out.fan_in, out.fan_out) == ("hidden", 8, 8)  # (heads, head_dim, width)
@@ -150,7 +150,7 @@ def test_nnx(scanned):
     def init(width, depth):
         return nnx.state(Net(width, depth, scanned), nnx.Param)
 
-    specs = dm.infer_specs(init, width=8, depth=3)
+    specs = dm.infer_specs(init, layout="in_out", width=8, depth=3)
     inferred = roles(specs)
     block = "blocks/linear" if scanned else "blocks/2/linear"
     assert inferred[f"{block}/kernel"] == "branch/hidden"
@@ -180,7 +180,7 @@ def test_embedding_is_stored_alike_in_both_layouts():
 
 
 def test_plain_dict_and_layout():
-    assert roles(dm.infer_specs(plain, width=8, depth=3)) == {
+    assert roles(dm.infer_specs(plain, layout="in_out", width=8, depth=3)) == {
         "in": "input",
         "layers/0/b": "branch/vector",
         "layers/0/w": "branch/hidden",
@@ -193,7 +193,7 @@ def test_plain_dict_and_layout():
     transposed = dm.infer_specs(
         lambda w, d: jax.tree.map(lambda a: a.T if a.ndim == 2 else a, plain(w, d)), width=8, depth=3, layout="out_in"
     )
-    assert roles(transposed) == roles(dm.infer_specs(plain, width=8, depth=3))
+    assert roles(transposed) == roles(dm.infer_specs(plain, layout="in_out", width=8, depth=3))
     assert by_path(transposed)["in"].fan_in == 5
     kernel = dm.infer_specs(lambda w, d: {"conv": np.zeros((w, 3, 5, 5))}, width=8, depth=1, layout="out_in")
     assert (by_path(kernel)["conv"].role, by_path(kernel)["conv"].fan_in) == ("input", 75)
@@ -214,7 +214,7 @@ def test_blocks_by_any_number(names, depth):
         blocks = {names(i): {"w": np.zeros((width, width)), "b": np.zeros(width)} for i in range(depth)}
         return {"in": np.zeros((5, width)), "norm": np.zeros(width), **blocks, "out": np.zeros((width, 3))}
 
-    inferred = roles(dm.infer_specs(init, width=8, depth=depth))
+    inferred = roles(dm.infer_specs(init, layout="in_out", width=8, depth=depth))
     assert (inferred["in"], inferred["norm"], inferred["out"]) == ("input", "vector", "readout")
     for i in range(depth):
         assert (inferred[f"{names(i)}/w"], inferred[f"{names(i)}/b"]) == ("branch/hidden", "branch/vector")
@@ -231,7 +231,7 @@ def test_heads_that_grow():
         }
         return {f"block_{i}": one for i in range(depth)}
 
-    leaf_specs = by_path(dm.infer_specs(init, width=16, depth=2))
+    leaf_specs = by_path(dm.infer_specs(init, layout="in_out", width=16, depth=2))
     assert leaf_specs["block_0/query/bias"].role == "vector"
     for name in ("query", "out"):
         spec = leaf_specs[f"block_1/{name}/kernel"]
@@ -253,8 +253,8 @@ def test_channel_vectors(layout):
 
 
 def test_not_residual_and_no_stack():
-    assert roles(dm.infer_specs(plain, width=8, depth=3, residual=False))["layers/1/w"] == "hidden"
-    shallow = dm.infer_specs(lambda w, d: plain(w, 2), width=8, depth=4, residual=False)  # depth changes nothing
+    assert roles(dm.infer_specs(plain, layout="in_out", width=8, depth=3, residual=False))["layers/1/w"] == "hidden"
+    shallow = dm.infer_specs(lambda w, d: plain(w, 2), layout="in_out", width=8, depth=4, residual=False)  # depth changes nothing
     assert roles(shallow)["layers/1/w"] == "hidden"
 
 
@@ -276,11 +276,11 @@ class Flat(nn.Module):
 def test_ambiguous_names_raise_and_overrides_settle_them():
     init = linen(Flat, (1, 5))
     with pytest.raises(dm.SpecError, match=r"Dense_0/bias \(8,\): cannot tell .* Dense/\*/bias matches 6 .* and 9"):
-        dm.infer_specs(init, width=8, depth=3)
+        dm.infer_specs(init, layout="in_out", width=8, depth=3)
     overrides = {"Dense_*/kernel": "branch/hidden", "Dense_*/bias": "branch/vector"}
     overrides |= {"Dense_0/kernel": "trunk/input", "Dense_0/bias": "trunk/vector", "Dense_4/kernel": "trunk/hidden"}
     overrides |= {"Dense_4/bias": "trunk/vector", "Dense_5/kernel": "trunk/readout", "Dense_5/bias": "trunk/scalar"}
-    inferred = roles(dm.infer_specs(init, width=8, depth=3, overrides=overrides))
+    inferred = roles(dm.infer_specs(init, layout="in_out", width=8, depth=3, overrides=overrides))
     assert (inferred["Dense_2/kernel"], inferred["Dense_4/kernel"], inferred["Dense_5/kernel"]) == (
         "branch/hidden",
         "hidden",
@@ -303,7 +303,7 @@ class FlatNoBias(nn.Module):
 
 
 def test_equal_names_are_told_apart_by_shape():
-    inferred = roles(dm.infer_specs(linen(FlatNoBias, (1, 5)), width=8, depth=2))
+    inferred = roles(dm.infer_specs(linen(FlatNoBias, (1, 5)), layout="in_out", width=8, depth=2))
     assert list(inferred.values()) == ["input", "branch/hidden", "branch/hidden", "readout"]
 
 
@@ -335,4 +335,4 @@ def test_equal_names_are_told_apart_by_shape():
 )
 def test_errors(init, options, message):
     with pytest.raises(ValueError, match=message):
-        dm.infer_specs(init, **{"width": 8, "depth": 3, **options})
+        dm.infer_specs(init, layout="in_out", **{"width": 8, "depth": 3, **options})

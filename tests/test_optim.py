@@ -35,7 +35,7 @@ def init(width, depth):
 
 def setup(name="depth_mup", width=16, depth=8, **options):
     p = dm.parameterization(name, base_width=4, base_depth=2, **options)
-    return p, dm.infer_specs(init, width=width, depth=depth), jax.tree.map(jnp.asarray, init(width, depth))
+    return p, dm.infer_specs(init, layout="in_out", width=width, depth=depth), jax.tree.map(jnp.asarray, init(width, depth))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_nnx_optimizer(make):
         return nnx.Sequential(*(nnx.Linear(a, b, rngs=nnx.Rngs(0)) for a, b in itertools.pairwise(sizes)))
 
     p = dm.parameterization("mup", base_width=4)
-    specs = dm.infer_specs(init, width=16, depth=1, residual=False)
+    specs = dm.infer_specs(init, layout="in_out", width=16, depth=1, residual=False)
     model = network(16)
     before = np.asarray(model.layers[1].kernel[...])
     tx = nnx.Optimizer(model, make(p, specs, weight_decay=0.3), wrt=nnx.Param)

@@ -56,6 +56,7 @@ def explicit(model, inputs, p):
     variables = double(jax.jit(model(WIDTH, DEPTH, (1.0, 1.0, 1.0)).init)(KEY, *inputs))
     specs = dm.infer_specs(
         lambda w, d: model(w, d, (1.0, 1.0, 1.0)).init(KEY, *inputs)["params"], width=WIDTH, depth=DEPTH,
+        layout="in_out",
         overrides={"stage1_a_0/kernel": "branch"} if "stage1_a_0" in variables["params"] else None,
     )  # fmt: skip
     return specs, {**variables, "params": dm.rescale(p, specs, variables["params"])}
@@ -621,7 +622,7 @@ def test_weights_shared_over_depth():
     ):
         setup(factory)
     with pytest.raises(dm.SpecError, match="blocks share their weights"):
-        dm.infer_specs(lambda w, d: Shared(w, d).init(KEY, X)["params"], width=WIDTH, depth=DEPTH)
+        dm.infer_specs(lambda w, d: Shared(w, d).init(KEY, X)["params"], layout="in_out", width=WIDTH, depth=DEPTH)
 
 
 class Closed(nn.Module):

@@ -18,7 +18,7 @@ def init(width, depth):
 
 def test_rescale_and_forward_params(x64):
     """Stored parameters of another form, times their multipliers, are those of the default form."""
-    specs, params = dm.infer_specs(init, width=8, depth=4), init(8, 4)
+    specs, params = dm.infer_specs(init, layout="in_out", width=8, depth=4), init(8, 4)
     p = dm.parameterization("depth_mup", base_width=2)
     default = dm.rescale(p, specs, params)
     np.testing.assert_allclose(default["out"], 2 * params["out"])  # sqrt(m)
@@ -30,7 +30,7 @@ def test_rescale_and_forward_params(x64):
 
 
 def test_json():
-    specs, params = dm.infer_specs(init, width=8, depth=3), init(8, 3)
+    specs, params = dm.infer_specs(init, layout="in_out", width=8, depth=3), init(8, 3)
     is_spec = lambda leaf: isinstance(leaf, dm.ParamSpec)  # noqa: E731
     read = dm.specs_from_json(dm.specs_to_json(specs), params)
     assert jax.tree.leaves(read, is_leaf=is_spec) == jax.tree.leaves(specs, is_leaf=is_spec)

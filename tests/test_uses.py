@@ -89,7 +89,7 @@ CASES = {
     "scale, its norm": (lambda h, w: (x := h * w) / jnp.sqrt((x * x).mean(-1, keepdims=True)), (8,), ""),
     "positions": (lambda h, w: h + w, (6, 8), ""),
     "positions by number": (lambda h, w: h + w[jnp.arange(6)], (10, 8), ""),
-    "positions, resized": (lambda h, w: h + jnp.ones((6, 3)) @ w, (3, 8), ""),
+    "positions, resized": (lambda h, w: h + jnp.ones((6, 3)) @ w, (3, 8), "io"),
     # What is used in two ways
     "autoencoder": (lambda h, w: jnp.tanh(h @ w) @ w.T, (8, 5), ""),
     "unused": (lambda h, w: h, (8, 5), ""),

@@ -25,7 +25,7 @@ BASE = {"base_width": 4, "base_depth": 2}
 
 
 def specs_at(width=16, depth=8):
-    return dm.infer_specs(init, width=width, depth=depth)
+    return dm.infer_specs(init, layout="in_out", width=width, depth=depth)
 
 
 def muon(learning_rate=0.01, **options):
@@ -140,7 +140,7 @@ def test_the_factor_of_width(name):
     tx, expected = WIDTH[name]
     if name == "muon by RMS":  # its own factor at the base, over the one here: of (5, 4) and (5, 16), and so on
         expected = (2 * (5 / 16) ** 0.5, 0.5, 2 * (4 / 16) ** 0.5)
-    specs = dm.infer_specs(matrices, width=16, depth=8)
+    specs = dm.infer_specs(matrices, layout="in_out", width=16, depth=8)
     rng = np.random.default_rng(1)
     params = jax.tree.map(jnp.asarray, matrices(16, 8))
     grads = jax.tree.map(lambda w: jnp.asarray(rng.normal(size=w.shape)), params)
@@ -153,7 +153,7 @@ def test_the_factor_of_width(name):
 @pytest.mark.parametrize(("name", "power"), [("depth_mup", -1.0), ("depth_ode", -1.0), ("mup", 0.0)])
 def test_eps_of_an_update_inverse_to_the_gradient(name, power):
     """Shampoo adds its eps to G G^T, so that it gets the square of the factor; the update's size does not."""
-    specs = dm.infer_specs(matrices, width=16, depth=8)
+    specs = dm.infer_specs(matrices, layout="in_out", width=16, depth=8)
     p = dm.parameterization(name, base_width=4, base_depth=2)
     eps, lr = dm.factors(p, specs, "shampoo2").eps["w"], dm.factors(p, specs, "shampoo2").lr["w"]
     assert lr == pytest.approx(4.0**power, rel=1e-12)
@@ -250,7 +250,7 @@ FAMILY = {
 @pytest.mark.parametrize("name", sorted(transformations()))
 def test_every_transformation_of_optax(name):
     """Each has a family, or a refusal that says why and what to do; none a bare error."""
-    specs = dm.infer_specs(matrices, width=8, depth=2)
+    specs = dm.infer_specs(matrices, layout="in_out", width=8, depth=2)
     expected = {"adam", "muon"} if name == "muon" else {next((f for f in FAMILY if name in FAMILY[f].split()), "adam")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -264,7 +264,7 @@ def test_every_transformation_of_optax(name):
 
 @pytest.mark.parametrize(("tx", "family"), [(optax.rprop(1e-3), "adam"), (optax.contrib.adopt(1e-3), "adam")])
 def test_a_first_update_of_zero(tx, family):
-    specs = dm.infer_specs(matrices, width=8, depth=2)
+    specs = dm.infer_specs(matrices, layout="in_out", width=8, depth=2)
     assert [update.family for update in probe_updates(specs, tx)] == [family] * 3
 
 
@@ -514,14 +514,14 @@ def test_errors(make, message):
     ],
 )
 def test_updates_of_matrices_without_a_rule(tx, message):
-    p, specs = dm.parameterization("depth_mup", **BASE), dm.infer_specs(matrices, width=16, depth=2)
+    p, specs = dm.parameterization("depth_mup", **BASE), dm.infer_specs(matrices, layout="in_out", width=16, depth=2)
     with pytest.raises(ValueError, match=message):
         dm.wrap(p, specs, tx)
 
 
 def test_a_step_that_is_projected_afterwards(x64):
     """What the refusal of a projected step advises: the step wrapped, then the projection."""
-    p, specs = dm.parameterization("depth_mup", **BASE), dm.infer_specs(matrices, width=16, depth=2)
+    p, specs = dm.parameterization("depth_mup", **BASE), dm.infer_specs(matrices, layout="in_out", width=16, depth=2)
     params = jax.tree.map(jnp.asarray, matrices(16, 2))
     step = optax.chain(optax.scale_by_adam(), matrix_updates.times_weight_norm(-0.01))
     wrapped = dm.wrap(p, specs, step)

@@ -62,7 +62,7 @@ def names():
     def saved(**changed):
         return json.dumps([{**row, **changed} for row in json.loads(JSON)])
 
-    SPECS, PARAMS, TRANSFER = dm.infer_specs(init, width=8, depth=2), init(8, 2), fit.transfer(ROWS)
+    SPECS, PARAMS, TRANSFER = dm.infer_specs(init, layout="in_out", width=8, depth=2), init(8, 2), fit.transfer(ROWS)
     JSON, nan, inf = dm.specs_to_json(SPECS), math.nan, math.inf
     modules = {"dm": dm, "fit": fit, "jnp": jnp, "measure": measure, "np": np, "pandas": pandas, "theory": theory}
     return {**modules, "Net": Net, "Run": Run, **locals()}

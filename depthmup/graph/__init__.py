@@ -19,7 +19,7 @@ from depthmup.graph.jaxpr import (
     values_at,
 )
 from depthmup.graph.products import last_layer
-from depthmup.graph.sites import SHARED, Site, last_matrices, sites
+from depthmup.graph.sites import SHARED, Site, last_matrices, paths_of, sites
 
 __all__ = [
     "ADDITIONS",
@@ -43,6 +43,7 @@ __all__ = [
     "last_layer",
     "last_matrices",
     "parts_of_scan",
+    "paths_of",
     "sites",
     "traced",
     "uses_of",

@@ -75,11 +75,13 @@ class Uses(NamedTuple):
       o (outputs), - (neither). Parameters that the program uses in two ways, or in a way that has no rule, are left
       out. elementwise: the paths of those whose entries act each on its own.
     copied: axes of outputs that the next product shares with its weight, as those of experts that all see one input.
+    neurons: axes of entries that lie along outputs of a product, as those of a bias (heads, head_dim).
     """
 
     axes: dict[str, str]
     elementwise: frozenset[str]
     copied: frozenset[Axis]
+    neurons: frozenset[Axis]
 
     @property
     def layout(self) -> Layout | None:
@@ -98,7 +100,8 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     reader.read(jaxpr, [_nothing(False, const) for const in consts], arguments)
     axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
     used = {path for path, _ in (*reader.uses, *reader.looked_up)}
-    return Uses(axes, frozenset(reader.elementwise - used - reader.lost), frozenset(reader.copied))
+    entries = frozenset(reader.elementwise - used - reader.lost)
+    return Uses(axes, entries, frozenset(reader.copied), frozenset(reader.neurons))
 
 
 def _parameter(path: str, shape: Sequence[int]) -> Value:
@@ -138,7 +141,8 @@ class _Reader:
         self.growing = growing
         self.uses: dict[Axis, set[Letter]] = defaultdict(set)
         self.looked_up: dict[Axis, set[Letter]] = defaultdict(set)
-        self.members, self.copied = set[Axis](), set[Axis]()  # axes of which single members are taken; `Uses.copied`
+        self.members = set[Axis]()  # axes of which single members are taken
+        self.copied, self.neurons = set[Axis](), set[Axis]()  # as in `Uses`
         self.lost, self.elementwise = set[str](), set[str]()
         self.records = True  # not while a loop's carries are not known yet
 
@@ -272,9 +276,12 @@ class _Reader:
         if any(operand.is_activation for operand in operands):
             factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
             self.elementwise.update(*(operand.paths for operand in factors))
+            outputs = next((operand.outputs for operand in operands if operand.outputs), ())
+            for weight in (operand for operand in operands if operand.is_weight):
+                self.neurons.update(*(axes for axes, of in zip(weight.axes, outputs, strict=False) if of))
             multiplied = equation.primitive.name in ("mul", "convert_element_type") and len(factors) == 1
             result = self._result(variable, operands, factors[0].axes if multiplied else ())
-            return dataclasses.replace(result, outputs=next((o.outputs for o in operands if o.outputs), ()))
+            return dataclasses.replace(result, outputs=outputs)
         alike = [operand.axes for operand in operands if len(operand.axes) == rank]
         return self._result(variable, operands, tuple(frozenset().union(*axes) for axes in zip(*alike, strict=True)))
 

@@ -12,7 +12,7 @@ import numpy as np
 from depthmup.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
 from depthmup.graph.products import attentions, source
 
-STEPS_AROUND = 3  # how far the operations around the place of a parameter go back: not to the layer before
+STEPS_AROUND = 1  # how far the operations around the place of a parameter go back: not to the layer before
 
 
 Origin = Literal["stream", "injection", "term"]
@@ -276,7 +276,9 @@ def alone(graph: Graph, branches: Sequence[Branch], around: Sequence[Collection[
     result = []
     for number, branch in enumerate(branches):
         others = [one for one, outer in zip(branches, around, strict=True) if number not in outer and one != branch]
-        stops = {one.sum for one in others} | ({one.start for one in others} - _inside(graph, branch))
+        inside = _inside(graph, branch)
+        made = inside - graph.descendants({one.sum for one in others} & inside)  # first states of other streams, too
+        stops = {one.sum for one in others} | ({one.start for one in others} - made)
         stops = (stops | {branch.start}) - {branch.end}
         values, todo = {branch.end}, [branch.end]
         while todo:
@@ -285,6 +287,20 @@ def alone(graph: Graph, branches: Sequence[Branch], around: Sequence[Collection[
             todo += more
         result.append(frozenset(value.path for value in values if value.path))
     return result
+
+
+def streams(graph: Graph, branches: Sequence[Branch]) -> list[int]:
+    """The number of the stream of each branch: of one stream are branches that start from a sum of another one, without
+    weights between them."""
+    numbers = list(range(len(branches)))
+    by_sum = collections.defaultdict[Node, list[int]](list)
+    for number, branch in enumerate(branches):
+        by_sum[branch.sum].append(number)
+    for number, branch in enumerate(branches):
+        for before in [one for state in _states(graph, branch.start) for one in by_sum[state]]:
+            old, new = sorted((numbers[before], numbers[number]), reverse=True)
+            numbers = [new if of == old else of for of in numbers]
+    return numbers
 
 
 def likeness(graph: Graph, branch: Branch) -> int:

@@ -50,8 +50,9 @@ class Site:
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
         is added behind one, or for another value that its block adds beside the stream.
       multiplier: the number that its block multiplies the stream by.
-      alone: of the parameters inside those that are in no other branch that its end is computed from. origin, like:
-        `residual.Branch.origin`, `residual.likeness`. steps: how often the program computes it.
+      alone: of the parameters inside those that are in no other branch that its end is computed from. origin, like,
+        stream: `residual.Branch.origin`, `residual.likeness`, `residual.streams`. steps: how often the program
+        computes it.
     Fields of an output
       weights: all parameters that products alone apply to activations (`products.weights`), but those that stand in one
         product with a part, as the direction of a normalized weight does.
@@ -80,6 +81,7 @@ class Site:
     alone: frozenset[str] = frozenset()
     origin: residual.Origin = "stream"
     like: int = 0
+    stream: int = 0
     steps: int = 1
     behind_sums: bool = False
     weights: frozenset[str] = frozenset()
@@ -121,6 +123,11 @@ def sites(
     ]
 
 
+def paths_of(sites: Iterable[Site], kind: str) -> frozenset[str]:
+    """The paths of the parameters inside the sites of a kind."""
+    return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
+
+
 def last_matrices(sites: Iterable[Site], growing: Collection[str]) -> frozenset[str]:
     """The matrices that grow with width and behind which nothing does. growing: the parameters that do."""
     ends = (site.inside for site in sites if site.kind == "applied" and site.behind.isdisjoint(growing))
@@ -150,7 +157,7 @@ def _branches(graph: Graph) -> list[Site]:
     moved = {branch.start for branch in branches}
     branches += terms
     around = residual.around(graph, branches)
-    alone = residual.alone(graph, branches, around)
+    alone, streams = residual.alone(graph, branches, around), residual.streams(graph, branches)
     groups: dict[frozenset[int], list[residual.Branch]] = {}
     for branch, outer in zip(branches, around, strict=True):
         groups.setdefault(outer, []).append(branch)
@@ -182,6 +189,7 @@ def _branches(graph: Graph) -> list[Site]:
             alone=alone[number],
             origin=branch.origin,
             like=residual.likeness(graph, branch),
+            stream=streams[number],
             steps=branch.sum.times,
             where=branch.end.op if unshared else SHARED,
         )

@@ -54,6 +54,6 @@ matrix, in a tree of plain names. Overrides settle these, and a coordinate check
 models of other libraries on which the algorithm is tested.
 """
 
-from depthmup.infer.call import Reading, infer_specs
+from depthmup.infer.call import infer_specs
 
-__all__ = ["Reading", "infer_specs"]
+__all__ = ["infer_specs"]

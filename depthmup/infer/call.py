@@ -2,80 +2,105 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, cast, get_args
 
 import jax
 
-from depthmup.graph import Site
+from depthmup.graph import Site, paths_of, sites, traced, uses_of
 from depthmup.infer.blocks import Lists, stack_axis
 from depthmup.infer.overrides import Override, Unclear, match, question
 from depthmup.infer.places import Pass, Places, places_of
+from depthmup.infer.reading import Reading, growing_axes, reading_of
 from depthmup.infer.roles import NEEDED, Leaf, Roled, fans, of_entries, of_shape, overridden, readouts, role_of_axes
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import Role
-from depthmup.specs import Layout, ParamSpec, PyTree, SpecError
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """What the forward pass says of the parameters.
-
-    axes: {path: a letter for each axis} of the weights of products and of tables. entries: the paths of the parameters
-      whose entries act each on its own.
-    sites: (depth multiplied by) -> the sites of the forward pass.
-    ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, of the parameters
-      whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are no
-      weights of a product.
-    refuse: (paths of weights that repeat with depth and are in no branch) -> None; raises ForwardError if these need a
-      rule.
-    """
-
-    axes: Mapping[str, str]
-    entries: Collection[str]
-    sites: Callable[[int], Sequence[Site]]
-    ends: Callable[[Collection[str]], Mapping[str, Role]]
-    refuse: Callable[[Collection[str]], None]
+from depthmup.specs import Layout, ParamSpec, PyTree, SpecError, flatten_shapes, parameters_only, starred
 
 
 def infer_specs(
     init_fn: InitFn,
-    *,
+    apply: Callable[..., Any] | None = None,
+    *inputs: Any,
     width: int,
     depth: int,
     residual: bool = True,
     layout: Layout | None = None,
     overrides: Mapping[str, str] | None = None,
-    reading: Reading | None = None,
 ) -> PyTree:
-    """The spec tree of `init_fn(width, depth)`, from its shapes at (w, d), (2w, d), (4w, d) and (w, 2d); nothing is
-    computed.
+    """The spec tree of `init_fn(width, depth)`: what each parameter is.
+
+    Shapes at (w, d), (2w, d), (4w, d) and (w, 2d) tell which axes grow. The forward pass at (w, d) and (w, 2d) tells
+    what it does with each axis, and which parameters are in residual branches: it is computed, with random numbers, so
+    let `width` be small. (`setup` does all of this for any width.) Without `apply` shapes alone decide, and the error
+    asks where they cannot.
 
     Args:
       init_fn: (width, depth) -> parameters, any pytree (Linen, NNX, Equinox, Haiku, dicts). Depth counts residual
         blocks; a family whose number of layers cannot double (6n + 2) takes n as its depth. Leaves that are not arrays
         of real or complex numbers are passed over: the spec tree has None there, as `eqx.filter(model,
         eqx.is_inexact_array)` has.
+      apply: (width, depth, params, *inputs) -> logits.
+      inputs: arrays; floating ones are replaced by random numbers.
       residual: whether the blocks are residual; a parameter that repeats with depth is then inside a branch.
-      layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch), for the
-        parameters of which the forward pass does not tell it. None: "in_out".
-      overrides: {glob of parameter paths: what these parameters are}; an override wins over all that shapes say. A
-        role, a place, or both as "branch/ROLE". Places are "branch" (inside a residual branch), "stream" (outside, on
-        the residual stream in every block) and "trunk" (all else). Axes may follow, one letter each: i (inputs), o
-        (outputs), - (neither), as "hidden oi" for a kernel (out, in), "hidden -io" for (experts, in, out), or "oi"
-        alone.
-      reading: what the forward pass says. Without it shapes alone decide, and the error asks where they do not.
+      layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch), of the
+        parameters that no product of the forward pass applies. Without `apply` it must be said.
+      overrides: {glob of parameter paths: what these parameters are}; an override wins over all that shapes and the
+        forward pass say. A role, a place, or both as "branch/ROLE". Places are "branch" (inside a residual branch),
+        "stream" (outside, on the residual stream in every block) and "trunk" (all else). Axes may follow, one letter
+        each: i (inputs), o (outputs), - (neither), as "hidden oi" for a kernel (out, in), "hidden -io" for (experts,
+        in, out), or "oi" alone.
 
-    Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ValueError for bad
-    arguments. Warns of an override whose role needs other axes to grow than those that do.
+    Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ForwardError for
+    weights that repeat with depth and are in no residual addition; ValueError for bad arguments. Warns of an override
+    whose role needs other axes to grow than those that do.
     """
     _check_arguments(init_fn, width, depth, layout, overrides)
+    if apply is None and layout is None:
+        raise ValueError(
+            "infer_specs needs the forward pass, apply=(width, depth, params, *inputs) -> logits and inputs; or, for "
+            'shapes alone, layout="in_out" (Flax, Haiku) or "out_in" (Equinox, PyTorch)'
+        )
+    reading = None
+    if apply is not None:
+        layout, reading = _read(init_fn, apply, inputs, width, depth, layout)
+    return inferred(init_fn, width, depth, residual, layout, overrides or {}, reading)
+
+
+def _read(
+    init_fn: InitFn, apply: Callable[..., Any], inputs: Sequence[Any], width: int, depth: int, layout: Layout | None
+) -> tuple[Layout | None, Reading]:
+    """(the layout of most matrices, what the forward pass says)"""
+
+    def params_at(width: int, depth: int) -> PyTree:
+        return jax.eval_shape(lambda: parameters_only(init_fn(width, depth)))
+
+    @functools.cache
+    def sites_at(times: int) -> list[Site]:
+        return sites(functools.partial(apply, width, times * depth), params_at(width, times * depth), *inputs)
+
+    params = params_at(width, depth)
+    shapes, wide = (flatten_shapes(of)[0] for of in (params, params_at(2 * width, depth)))
+    growing = growing_axes(shapes, wide)
+    uses = uses_of(traced(functools.partial(apply, width, depth), params, inputs), params, growing)
+    return layout or uses.layout, reading_of(uses, growing, shapes, sites_at)
+
+
+def inferred(
+    init_fn: InitFn,
+    width: int,
+    depth: int,
+    residual: bool,
+    layout: Layout | None,
+    overrides: Mapping[str, str],
+    reading: Reading | None,
+) -> PyTree:
+    """`infer_specs` by a reading of the forward pass, which may be that of another width; None: by shapes alone."""
     shapes = trees(init_fn, width, depth)
-    rules = match(overrides or {}, {**shapes.base, **shapes.wide, **shapes.deep})
+    rules = match(overrides, {**shapes.base, **shapes.wide, **shapes.deep})
     settled = {name for name, rule in rules.items() if rule.role}
     shapes.check_width(width, rules, settled)
     return _Inference(shapes, width, depth, residual, layout or "in_out", rules, settled, reading).specs(init_fn)
@@ -185,11 +210,24 @@ class _Inference:
                 for times, of, axes in ((1, self.shapes.base, stacks), (2, self.shapes.deep, deep))
             )
             places = places_of(few, many)
+            twins = {name for name, twin in self._twins.items() if twin in places.in_branches}
+            places = places._replace(in_branches=places.in_branches | twins)
         else:
             places = self._listed(stacks)
         inside = places.in_branches.difference(by_rule).union(n for n, place in by_rule.items() if place == "branch")
         stream = places.between.difference(by_rule).union(n for n, place in by_rule.items() if place == "stream")
         return Places(inside, stream, places.unplaced.difference(by_rule))
+
+    @functools.cached_property
+    def _twins(self) -> dict[str, str]:
+        """{path of a parameter on which the logits do not depend, as in a last block: one of its shape on which they
+        do}. Their paths differ in numbers only: of these parameters the program says nothing, and names have to."""
+        if not self.reading:
+            return {}
+        shapes, used = self.shapes.base, paths_of(self.reading.sites(1), "acts")
+        kinds = {(starred(name), shapes[name]): name for name in used}
+        unused = shapes.keys() - used
+        return {name: kinds[kind] for name in sorted(unused) if (kind := (starred(name), shapes[name])) in kinds}
 
     def _listed(self, stacks: Mapping[str, int]) -> Places:
         """The places by shapes alone."""
@@ -235,19 +273,23 @@ class _Inference:
 
     def _roles(self, leaves: Mapping[str, Leaf], stacks: Mapping[str, int], places: Places) -> dict[str, Roled]:
         roled: dict[str, Roled] = {}
-        behind = self._behind_readouts(leaves)
+        scalars = places.in_branches | places.between | self._behind_readouts(leaves)
+        twins = self._twins
         for name, leaf in leaves.items():
+            seen = twins.get(name, name)
             rule, odd = self.rules.get(name, Override()), irregular(name, self.shapes.widths(name), self.width)
             in_branch = name in places.in_branches
             try:
                 if rule.role or rule.axes:
                     roled[name] = overridden(name, self.shapes.base[name], rule, leaf, self.layout, in_branch)
-                elif self.reading and name in self.reading.axes:
-                    axes = self.reading.axes[name]
+                elif self.reading and seen in self.reading.axes:
+                    axes = self.reading.axes[seen]
                     axes = "".join(letter for axis, letter in enumerate(axes) if axis != stacks.get(name))
                     roled[name] = Roled(role_of_axes(axes, leaf, in_branch), axes)
-                elif self.reading and name in self.reading.entries:
-                    roled[name] = of_entries(leaf, in_branch, name in behind)
+                elif self.reading and seen in self.reading.entries:
+                    neurons = [a for a in self.reading.entries[seen] if a != stacks.get(name)]
+                    neurons = [a - (a > stacks.get(name, a)) for a in neurons]
+                    roled[name] = of_entries(leaf, in_branch, seen in scalars, neurons)
                 else:
                     roled[name] = of_shape(leaf, in_branch, self.layout)
                 if odd is not None and not (rule.role or rule.axes):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from depthmup.graph import CLOSED, Site
-from depthmup.specs import Shape
+from depthmup.specs import Shape, starred
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +73,10 @@ def places_of(few: Pass, many: Pass) -> Places:
     for kind, acts in outside_few.items():
         stacked = [site for site in acts if not site.inside.isdisjoint(few.stacks)]
         added = len(outside_many[kind]) - len(acts)  # at twice the depth, so as many as repeat at this one
-        behind = [site for site in acts if site.behind_sums]
-        others = [site for site in acts if not site.behind_sums]
-        repeated = stacked or [*behind, *reversed(others)][: max(added, 0)]
+        # In norm, block, norm, block, norm either the first norm or the last is one too many: names break this tie.
+        alike = Counter(starred(path) for site in acts for path in site.inside)
+        acts.sort(key=lambda site: (-max(alike[starred(path)] for path in site.inside), not site.behind_sums))
+        repeated = stacked or acts[: max(added, 0)]
         for site in repeated:
             (between if site.behind_sums else unplaced).update(site.inside)
     return Places(inside_few, frozenset(between), frozenset(unplaced))
@@ -104,8 +105,9 @@ def _outside(of: Pass, inside: Set[str]) -> defaultdict[tuple[Shape, int], list[
 
 
 def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
-    """The branches that count as blocks: those of which more depth adds some, and single ones on the stream that share
-    a shape of parameters with these, or whose skip is projected, as entries of stages; without those inside others."""
+    """The branches that count as blocks: those of which more depth adds some, and single ones on their stream that
+    share a shape of parameters with these, or whose skip is a projection, as in entries of stages; none inside others.
+    """
     counts = [Counter(site.like for site in each.branches for _ in range(site.steps)) for each in (few, many)]
     repeats = {site for site in of.branches if counts[1][site.like] > counts[0][site.like] > 0}
     repeats |= {site for site in of.branches if site.where in CLOSED and any(path in of.stacks for path in site.alone)}
@@ -113,10 +115,12 @@ def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
     if terms[1] > terms[0]:
         repeats |= {site for site in of.branches if site.origin == "term"}
     shapes = {of.shape(path) for site in repeats for path in site.inside}
+    streams = {site.stream for site in repeats if site.where not in CLOSED}
     outer = frozenset[int]().union(*(site.around for site in of.branches))
     for site in of.branches if repeats else ():
-        alike = site.skip or any(of.shape(path) in shapes for path in site.inside)
-        if site.origin == "stream" and site.number not in outer and alike and site.where not in CLOSED:
+        alike = site.stream in streams and any(of.shape(path) in shapes for path in site.inside)
+        single = site.origin == "stream" and site.where not in CLOSED and site.number not in outer
+        if single and (alike or site.skip):
             repeats.add(site)
     numbers = {site.number for site in repeats}
     return [site for site in of.branches if site in repeats and numbers.isdisjoint(site.around)]

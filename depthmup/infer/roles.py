@@ -50,11 +50,15 @@ def role_of_axes(axes: str, leaf: Leaf, in_branch: bool) -> Role:
     return "vector" if "-" in sides else "fixed"  # more blocks of a block-diagonal matrix, all of one size
 
 
-def of_entries(leaf: Leaf, in_branch: bool, behind_readout: bool) -> Roled:
-    """The role of a parameter whose entries act each on its own: a bias, a norm's scale, a table of positions."""
-    others = math.prod(size for axis, size in enumerate(leaf.shape) if axis not in leaf.grow)
+def of_entries(leaf: Leaf, in_branch: bool, is_scalar: bool, neurons: Collection[int]) -> Roled:
+    """The role of a parameter whose entries act each on its own: a bias, a norm's scale, a table of positions.
+
+    is_scalar: whether one of fixed size is in every block, or behind the readout. neurons: the axes along which lie the
+    outputs of a layer."""
+    others = math.prod(size for axis, size in enumerate(leaf.shape) if axis not in (*leaf.grow, *neurons))
     if not leaf.grow:
-        return Roled("scalar" if in_branch or behind_readout else "fixed", "o" * len(leaf.sizes))
+        matrix = not is_scalar and len(leaf.sizes) > 1
+        return Roled("scalar" if is_scalar else "fixed", _in_out(leaf.shape, ()) if matrix else "o" * len(leaf.sizes))
     if len(leaf.grow) == 1 and others > 1 and not in_branch:  # rows of positions, of learned queries
         return Roled("input", "".join("o" if axis in leaf.grow else "i" for axis in range(len(leaf.sizes))))
     several = len(leaf.grow) > 1

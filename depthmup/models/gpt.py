@@ -80,8 +80,8 @@ class GPT(Model):
 
     @property
     def places(self) -> dict[str, str]:
-        # With fewer heads than the queries they look like smaller kernels beside a larger one: those of a shortcut.
-        return {f"*/attention/{name}/*": "branch" for name in ("key", "value")} if self.kv_heads else {}
+        tied = {"embed/embedding": "input"} if self.tied else {}
+        return tied | ({"*/attention/*/bias": "vector"} if self.use_bias else {})
 
     @property
     def ways(self) -> list[tuple[int, ...]]:

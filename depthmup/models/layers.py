@@ -269,7 +269,7 @@ class Model(nn.Module):
 
     @property
     def places(self) -> dict[str, str]:
-        """{glob of paths: place} of parameters whose place shapes do not show."""
+        """{glob of paths: place or role} of parameters whose place or role shapes do not show."""
         return {}
 
     @property

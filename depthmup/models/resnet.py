@@ -72,6 +72,11 @@ class SimpleResNet(Model):
         return depth + (STAGES + 1 if self.count == "weight_layers" else 0)
 
     @property
+    def places(self) -> dict[str, str]:
+        layers = ("conv", "norm") if self.norm != "none" else ("conv",)
+        return {f"block*/{layer}/*": "branch" for layer in layers}
+
+    @property
     def ways(self) -> list[tuple[int, ...]]:
         return [(0, 1)] * self.depth + [(1,)] * (STAGES - 1)  # PathSum does not depend on the order of stages
 
@@ -211,6 +216,12 @@ class ResNet(Model):
     @nn.nowrap
     def block_count(self, depth: int) -> int:
         return depth * sum(self.stages)
+
+    @property
+    def places(self) -> dict[str, str]:
+        layers = ("conv", "norm") if self.norm != "none" else ("conv",)
+        branches = {f"stage_*/block*/{layer}_[0-9]/*": "branch" for layer in layers}
+        return branches | ({"*_shortcut/*": "trunk"} if self.bottleneck or len(self.stages) > 1 else {})
 
     @property
     def ways(self) -> list[tuple[int, ...]]:

@@ -36,6 +36,7 @@ def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
         width=model.width,
         depth=model.depth,
         residual=model.residual,
+        layout="in_out",
         overrides=model.places,
     )
     if direct:

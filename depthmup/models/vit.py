@@ -48,6 +48,10 @@ class ViT(Model):
         return self.width // self.heads
 
     @property
+    def places(self) -> dict[str, str]:
+        return {"*/attention/*/bias": "vector"} if self.use_bias else {}
+
+    @property
     def ways(self) -> list[tuple[int, ...]]:
         return [(0, 2)] * (2 * self.depth)  # attention: values and output; MLP: in and out
 

@@ -221,9 +221,8 @@ class T5Encoder(nn.Module):
 FILM = blocks(BLOCKS) | trunk(t1="input", t2="hidden", embed="input", norm="vector", head="readout")
 DIT = blocks(BLOCKS) | trunk(patch="input", t1="input", t2="hidden", modulation="hidden", head="readout")
 DIT |= {"label/embedding": "input", "positions": "input"}
-UNET = blocks("down_*_*", "up_*_*") | trunk(t1="input", t2="hidden", conv_in="input", norm_out="vector")
-UNET |= trunk(**{"*_*_*/c": "hidden", "mid/*": "hidden", "down": "hidden", "up": "hidden", "conv_out": "readout"})
-UNET |= {"mid/norm*": "vector"}
+UNET = blocks("down_*_*", "up_*_*", "mid/*") | trunk(t1="input", t2="hidden", conv_in="input", norm_out="vector")
+UNET |= trunk(**{"*_*_*/c": "hidden", "down": "hidden", "up": "hidden", "conv_out": "readout"})
 ENCODER_DECODER = blocks("enc_[0-9]*", "dec_[0-9]*") | trunk(src_emb="input", tgt_emb="input", head="readout")
 T5 = blocks(BLOCKS) | trunk(shared="input", final_layer_norm="vector", lm_head="readout")
 
@@ -302,7 +301,7 @@ MODELS = {
     "film": Foreign(FiLM, (VECTORS, TIMES), FILM),
     "dit_adaln_zero": Foreign(DiT, (IMAGES, TIMES, LABELS), DIT, queries=QUERIES),
     "dit_modulated": Foreign(functools.partial(DiT, zero=False), (IMAGES, TIMES, LABELS), DIT, queries=QUERIES),
-    "unet": Foreign(UNet, (IMAGES, TIMES), UNET, {"blocks": lambda depth: 4 * depth + 2}),
+    "unet": Foreign(UNet, (IMAGES, TIMES), UNET, {"blocks": lambda depth: 4 * depth + 3}),
     "gnn_with_edges": Foreign(
         GNN, (NODES, EDGES, SENDERS, RECEIVERS),
         blocks(BLOCKS) | trunk(node_in="input", edge_in="input", norm="vector", head="readout"),

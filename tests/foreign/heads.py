@@ -286,7 +286,7 @@ class CosineClassifier(nn.Module):
 
 SIGLIP = {path.replace("torso", tower): role for tower in ("image", "text") for path, role in TORSO.items()}
 SIGLIP |= {"temperature": "scalar", "bias": "scalar"}
-BOTTLENECKS = TORSO | trunk(few="readout", value="fixed") | {"value/bias": "fixed"}
+BOTTLENECKS = TORSO | trunk(few="readout", value="fixed") | {"value/bias": "scalar"}
 
 MODELS = {
     "siglip": Foreign(functools.partial(SigLIP, joint=16), (STATES, STATES), SIGLIP | {"*_proj/kernel": "output"}),
@@ -298,11 +298,11 @@ MODELS = {
         {path: role for path, role in SIGLIP.items() if "/" in path} | trunk(image_proj="hidden"),
     ),
     "cosine_classifier": Foreign(
-        CosineClassifier, (STATES,), TORSO | {"classes": "input", "scale": "scalar"}, queries=("scale",)
+        CosineClassifier, (STATES,), TORSO | {"classes": "input", "scale": "fixed"}, queries=("scale",)
     ),
     "embedded_head": Foreign(
         EmbeddedHead, (TOKENS,),
-        TORSO | {"table/*": "fixed", "head/kernel": "output", "head/bias": "scalar", "head_norm/*": "fixed"},
+        TORSO | {"table/*": "fixed", "head/kernel": "output", "head/bias": "scalar", "head_norm/*": "scalar"},
     ),
     "two_heads": Foreign(TwoHeads, (STATES,), TORSO | trunk(cls="readout", reg="readout"), BESIDE),
     "two_heads_value": Foreign(
@@ -317,7 +317,7 @@ MODELS = {
         actor_critic(hidden=True), (STATES,), ACTOR_CRITIC | trunk(critic="hidden"), {"output": both}
     ),
     "fixed_head": Foreign(
-        FixedHead, (STATES,), TORSO | trunk(hidden="readout", head="fixed") | {"head/bias": "fixed"},
+        FixedHead, (STATES,), TORSO | trunk(hidden="readout", head="fixed") | {"head/bias": "scalar"},
         queries=("head/kernel",),
     ),
     "value_behind_a_bottleneck": Foreign(
@@ -325,7 +325,7 @@ MODELS = {
     ),
     "bottlenecks": Foreign(
         functools.partial(Bottlenecks, policy=8), (STATES,),
-        BOTTLENECKS | trunk(policy_few="readout", policy="fixed") | {"policy/bias": "fixed"}, BESIDE,
+        BOTTLENECKS | trunk(policy_few="readout", policy="fixed") | {"policy/bias": "scalar"}, BESIDE,
         queries=("policy/kernel", "value/kernel"),
     ),
     "pointer_generator": Foreign(
@@ -337,7 +337,7 @@ MODELS = {
     "squeezed": Foreign(
         Squeezed,
         (STATES,),
-        TORSO | trunk(squeeze="output", excite="input", head="readout") | {"squeeze/bias": "scalar"},
+        TORSO | trunk(squeeze="output", excite="input", head="readout") | {"squeeze/bias": "fixed"},
         queries=("squeeze/*",),
     ),
     "wide_and_deep": Foreign(WideAndDeep, (STATES,), TORSO | trunk(head="readout") | {"wide/kernel": "fixed"}),

@@ -245,7 +245,7 @@ MODELS = {
     "attention_pooling": Foreign(
         AttentionPooling, (SEQUENCE,),
         HEAD | blocks("block_*") | trunk(pool_norm="vector", pool_up="hidden", pool_down="hidden")
-        | {"pool/*/kernel": "hidden", "pool/*/bias": "vector", "probe": "input"},
+        | {"pool/*/kernel": "hidden", "pool/*/bias": "vector", "probe": "vector"},
         queries=(*QUERIES, "probe"),
     ),
     "cross_covariance": Foreign(
@@ -277,10 +277,10 @@ MODELS = {
     "position_network": Foreign(
         PositionNetwork, (SEQUENCE,), blocks("block_*")
         | trunk(embed="input", norm="vector", head="readout", bias_in="input", bias_out="output")
-        | {"bias_out/bias": "scalar"},
+        | {"bias_out/bias": "fixed"},
     ),
     "transformer_xl": Foreign(
-        TransformerXL, (TOKENS,), HEAD | blocks("block_*") | {"*_bias": "vector"}, queries=QUERIES
+        TransformerXL, (TOKENS,), HEAD | blocks("block_*") | {"*_bias": "input"}, queries=QUERIES
     ),
     "gated_transformer": Foreign(GatedTransformer, (SEQUENCE,), error=r"multiply the branch in the model, skip \+"),
 }  # fmt: skip

@@ -22,10 +22,12 @@ def roles(specs):
 
 
 def infer(init, width=16, depth=2, **options):
+    options = {"layout": "in_out", **options}
     return roles(dm.infer_specs(init, width=width, depth=depth, **options))
 
 
 def fans(init, width=16, depth=2, **options):
+    options = {"layout": "in_out", **options}
     return {
         path: (s.fan_in, s.fan_out)
         for path, s in by_path(dm.infer_specs(init, width=width, depth=depth, **options)).items()
@@ -34,6 +36,7 @@ def fans(init, width=16, depth=2, **options):
 
 def refused(init, message, width=16, depth=2, **options):
     """The overrides that the error prints; they are enough, as they stand."""
+    options = {"layout": "in_out", **options}
     with pytest.raises(dm.SpecError, match=message) as caught:
         dm.infer_specs(init, width=width, depth=depth, **options)
     (printed,) = re.findall(r"(?s)overrides=(\{\n.*?\n  \})", str(caught.value))

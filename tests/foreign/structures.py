@@ -455,7 +455,7 @@ MODELS = {
     "graph_convolutions": Foreign(
         GraphConvolutions, (VECTORS,),
         {"convs/*": "branch/hidden", "convs/*/bias": "branch/vector", "norms/*": "stream/vector"}
-        | trunk(**{"convs/0": "input", "norms/0": "vector"}) | {"norms/[05]/*": "vector", "norms/5/*": "fixed"}
+        | trunk(**{"convs/0": "input", "norms/0": "vector"}) | {"norms/[05]/*": "vector", "norms/5/*": "scalar"}
         | {"convs/5/kernel": "readout", "convs/5/bias": "scalar"},
     ),
     "state_of_each_width": Foreign(

@@ -139,7 +139,7 @@ def test_leaves_that_are_no_parameters():
         tree = {"in": jnp.ones((20, w)), "h": [{"w": jnp.ones((w, w)), "phi": jnp.tanh, "p": 0.1} for _ in range(d)]}
         return {**tree, "out": jnp.ones((w, 10)), "step": jnp.zeros((), int), "none": None, "key": jax.random.key(0)}
 
-    specs = dm.infer_specs(init, width=16, depth=2)
+    specs = dm.infer_specs(init, layout="in_out", width=16, depth=2)
     assert roles(specs) == {"in": "input", "h/0/w": "branch/hidden", "h/1/w": "branch/hidden", "out": "readout"}
     assert specs["h"][0]["phi"] is None
     params = dm.rescale(dm.parameterization("mup"), specs, init(16, 2))

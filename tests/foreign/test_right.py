@@ -72,7 +72,7 @@ def test_llama():
         one = {"attn": attn, "mlp": {"gate_up": z((w, 2, 4 * w)), "down": z((4 * w, w))}, "norm": {"scale": z(w)}}
         return {"embed_tokens": z((50, w)), "layers": blocks(one, d), "norm": {"weight": z(w)}, "lm_head": z((w, 50))}
 
-    specs = by_path(dm.infer_specs(init, width=32, depth=2))
+    specs = by_path(dm.infer_specs(init, layout="in_out", width=32, depth=2))
     assert {s.role for s in specs.values() if s.in_branch} == {"hidden", "vector"}
     assert {(specs[f"layers/0/attn/{k}/kernel"].fan_in, specs[f"layers/0/attn/{k}/kernel"].fan_out) for k in "qo"} == {
         (32, 32)

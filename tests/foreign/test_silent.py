@@ -82,7 +82,7 @@ def test_cross_attention():
         return of
 
     for with_bias, name in ((True, "context"), (False, "key"), (False, "to_v")):
-        leaf_specs = by_path(dm.infer_specs(init(with_bias, name), width=64, depth=2))
+        leaf_specs = by_path(dm.infer_specs(init(with_bias, name), layout="in_out", width=64, depth=2))
         spec = leaf_specs[f"h/0/{name}/kernel"]
         assert (spec.role, spec.in_branch, spec.fan_in, spec.fan_out) == ("input", True, 48, 64)
         assert leaf_specs["h/0/out/kernel"].fan_in == 64
@@ -104,7 +104,7 @@ def test_state_space():
     assert (inferred["h/0/A_log"], inferred["h/0/x_proj/kernel"]) == ("branch/vector", "branch/output")
     assert (inferred["h/0/dt_proj/kernel"], inferred["h/0/D"]) == ("branch/input", "branch/vector")
     s5 = ssm(lambda w: {"Lambda_re": z(16), "B_re": z((16, w)), "B_im": z((16, w)), "C_re": z((w, 16)), "D": z(w)})
-    inferred = by_path(dm.infer_specs(s5, width=32, depth=2))
+    inferred = by_path(dm.infer_specs(s5, layout="in_out", width=32, depth=2))
     assert [inferred[f"h/0/{k}"].role for k in ("B_re", "B_im", "C_re")] == ["output", "output", "input"]
     assert (inferred["h/1/B_re"].fan_in, inferred["h/1/C_re"].fan_in) == (32, 16)
     paired = infer(ssm(lambda w: {"Lambda_re": z(16), "B": z((16, w, 2)), "C": z((w, 16, 2))}), 32)
@@ -223,7 +223,7 @@ def test_plateaus():
 
 # S11: another shape than the specs'.
 def test_parameters_of_another_shape():
-    specs, p = dm.infer_specs(net, width=64, depth=2), dm.parameterization("depth_mup")
+    specs, p = dm.infer_specs(net, layout="in_out", width=64, depth=2), dm.parameterization("depth_mup")
     wrong = jax.tree.map(jnp.asarray, net(128, 2))
     for call in (lambda: dm.rescale(p, specs, wrong), lambda: dm.forward_params(p, specs, wrong),
                  lambda: dm.optimizer(p, specs, "adam", 0.1).init(wrong),
@@ -245,7 +245,7 @@ def test_fixed_width():
         one = {"w": z((w, w)), "bottle": z((8, 8)), "b8": z(8), "scale": z(())}
         return {"stem": stem, "in": z((32, w)), "h": blocks(one, d), "head": {"kernel": z((w, 32)), "bias": z(32)}}
 
-    leaf_specs = by_path(dm.infer_specs(init, width=16, depth=4))
+    leaf_specs = by_path(dm.infer_specs(init, layout="in_out", width=16, depth=4))
     names = ("stem/conv/kernel", "stem/conv/bias", "stem/norm/scale", "h/0/bottle")
     assert [leaf_specs[name].role for name in names] == ["fixed"] * 4
     assert [leaf_specs[name].role for name in ("head/bias", "h/0/b8", "h/0/scale")] == ["scalar"] * 3
@@ -322,7 +322,7 @@ def test_slashes_in_keys():
     inferred = infer(init)
     assert (inferred["a|b/w"], inferred["a/b/w"]) == ("input", "readout")
     params = jax.tree.map(lambda w: jnp.ones(w.shape), init(16, 2))
-    scaled = dm.rescale(dm.parameterization("mup"), dm.infer_specs(init, width=16, depth=2), params)
+    scaled = dm.rescale(dm.parameterization("mup"), dm.infer_specs(init, layout="in_out", width=16, depth=2), params)
     assert (scaled["a/b"]["w"][0, 0], scaled["a"]["b"]["w"][0, 0]) == (1, 4)
 
 

@@ -1,0 +1,119 @@
+"""What a forward pass says of the parameters, as `infer_specs` asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+
+from depthmup.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of
+from depthmup.graph.axes import Axis
+from depthmup.parameterization import Role
+from depthmup.specs import Shape, globs, starred
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What the forward pass says of the parameters.
+
+    axes: {path: a letter for each axis} of the weights of products and of tables. entries: {path: the axes along which
+      lie the outputs of a layer} of the parameters whose entries act each on its own.
+    sites: (depth multiplied by) -> the sites of the forward pass.
+    ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, of the parameters
+      whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are no
+      weights of a product.
+    refuse: (paths of weights that repeat with depth and are in no branch) -> None; raises ForwardError if these need a
+      rule.
+    """
+
+    axes: Mapping[str, str]
+    entries: Mapping[str, Collection[int]]
+    sites: Callable[[int], Sequence[Site]]
+    ends: Callable[[Collection[str]], Mapping[str, Role]]
+    refuse: Callable[[Collection[str]], None]
+
+
+def reading_of(
+    uses: Uses,
+    growing: Set[Axis],
+    shapes: Mapping[str, Shape],
+    sites: Callable[[int], Sequence[Site]],
+    refuse: Callable[[Collection[str]], None] | None = None,
+) -> Reading:
+    """The reading of a model. growing: the axes of parameters that grow with width. shapes: of the parameters at the
+    width of the sites. The others as in `Reading`; by default all weights that repeat with depth need a rule."""
+
+    def letters(path: str) -> str:
+        """Those of its axes. An axis of outputs that the next product shares with its weight counts copies."""
+        copies = {axis for of, axis in uses.copied - growing if of == path}
+        return "".join(
+            "-" if letter == "o" and axis in copies else letter for axis, letter in enumerate(uses.axes[path])
+        )
+
+    return Reading(
+        axes={path: letters(path) for path in sorted(uses.axes)},
+        entries={path: {axis for of, axis in uses.neurons if of == path} for path in sorted(uses.elementwise)},
+        sites=sites,
+        ends=lambda growing: ends(sites(1), shapes, growing),
+        refuse=refuse or (lambda paths: refuse_unplaced(paths, shapes, sites(1))),
+    )
+
+
+def growing_axes(narrow: Mapping[str, Shape], wide: Mapping[str, Shape]) -> frozenset[Axis]:
+    """The axes of parameters that differ between two widths."""
+    return frozenset(
+        (path, axis)
+        for path in narrow.keys() & wide.keys()
+        for axis, (size, twice) in enumerate(zip(narrow[path], wide[path], strict=False))
+        if size != twice
+    )
+
+
+def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]) -> dict[str, Role]:
+    """{path: role} of the parameters at the ends of the network, as the forward pass shows them: readouts store the
+    output factor, read-ins are no weights of a product. A projection behind which all layers have a fixed size is a
+    readout. A projection in front of a cosine is an output, which keeps its size: the cosine needs no factor. So is a
+    projection that a norm follows. A table that is normalized itself is an embedding. What the logits do not depend on
+    is missing.
+
+    growing: the parameters of which an axis grows with width."""
+    heads = [site for site in sites if site.kind == "output"]
+    weights = frozenset[str]().union(*(site.weights for site in heads)) | paths_of(sites, "unused")
+    roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
+    roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
+    roles |= dict.fromkeys(last_matrices(sites, growing), "readout")
+    roles |= {path: "output" for site in heads for path in site.normalized}
+    roles |= {path: "output" for site in sites if site.kind == "cosine" for path in site.before}
+    return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
+
+
+def refuse_unplaced(paths: Collection[str], names: Collection[str], sites: Sequence[Site], all_of: bool = True) -> None:
+    """Raises ForwardError for weights that repeat with depth and are in no residual addition.
+
+    names: the paths of all parameters. all_of: without it only for weights whose results are added to another
+    activation than the one that they are computed from: such a sum is a residual one (reversible networks) or not
+    (recurrent ones).
+    """
+    if all_of:
+        raise ForwardError(in_no_branch(paths, names, [site for site in sites if site.kind == "branch"]))
+    sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
+    unclear = dict.fromkeys(sorted(sums.intersection(paths)), "branch")
+    if unclear:
+        raise ForwardError(
+            f"parameters such as {starred(min(unclear))} repeat with depth, but the forward pass has no h + branch(h) "
+            "with them: what they give is added to another activation, or cannot be seen (while, cond). If they are in "
+            f"residual branches, pass overrides={globs(unclear, names)} to setup; if not, 'trunk' for 'branch' there"
+        )
+
+
+def in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:
+    if not branches:
+        return (
+            f"parameters such as {starred(min(paths))} repeat with depth, but none of them is in a residual addition "
+            "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
+            "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
+        )
+    overrides = globs(dict.fromkeys(sorted(paths), "stream"), names)
+    return (
+        "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
+        f"pass overrides={overrides} to setup or infer_specs, with 'trunk' for what does not act on the stream"
+    )
