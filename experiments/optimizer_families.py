@@ -123,7 +123,9 @@ def features(params: PyTree, x: jax.Array, factors: dm.ForwardFactors) -> dict[s
 
 
 def specs_at(case: Case, width: int, depth: int) -> PyTree:
-    return dm.infer_specs(lambda w, d: init(w, d, case.matrices, jax.random.key(0)), layout="in_out", width=width, depth=depth)
+    return dm.infer_specs(
+        lambda w, d: init(w, d, case.matrices, jax.random.key(0)), layout="in_out", width=width, depth=depth
+    )
 
 
 @functools.cache

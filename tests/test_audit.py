@@ -53,7 +53,9 @@ def test_constant_std_is_found_and_corrected():
     params = report.correct(gpt(256, 2))
     assert params["out"].std() == pytest.approx(0.01, rel=0.05)
     assert params["embedding"].std() == pytest.approx(0.02, rel=0.05)
-    fixed = dm.audit_init(dm.parameterization("mup", **BASE), dm.infer_specs(gpt, layout="in_out", width=64, depth=2), gpt)
+    fixed = dm.audit_init(
+        dm.parameterization("mup", **BASE), dm.infer_specs(gpt, layout="in_out", width=64, depth=2), gpt
+    )
     assert not fixed.ok  # it is the scaling that is wrong, also at the base, where nothing needs to be changed
     assert set(fixed.factors.values()) == {1.0}
 
@@ -97,15 +99,21 @@ def test_an_initializer_that_is_no_elementwise_function_is_run():
         blocks = [width**0.5 * orthogonal(key, (3, 3, width, width)) for key in keys[1:]]
         return {"in": jax.random.normal(keys[0], (8, width)), "blocks": blocks, "out": jnp.zeros((width, 5))}
 
-    report = dm.audit_init(dm.parameterization("depth_mup", **BASE), dm.infer_specs(net, layout="in_out", width=2**16, depth=4), net)
+    report = dm.audit_init(
+        dm.parameterization("depth_mup", **BASE), dm.infer_specs(net, layout="in_out", width=2**16, depth=4), net
+    )
     assert set(report.factors) == {f"blocks/{i}" for i in range(4)}
     assert all(factor == pytest.approx(2**-5, rel=1e-3) for factor in report.factors.values())
 
 
 def test_rescaling_twice_is_found():
     p = dm.parameterization("mup", **BASE)
-    once = lambda w, d: dm.rescale(p, dm.infer_specs(init, layout="in_out", width=w, depth=d), jax.tree.map(jnp.float32, init(w, d)))  # noqa: E731
-    report = dm.audit_init(p, dm.infer_specs(init, layout="in_out", width=256, depth=2), lambda w, d: once(w, d))
+
+    def once(w, d):
+        specs = dm.infer_specs(init, layout="in_out", width=w, depth=d)
+        return dm.rescale(p, specs, jax.tree.map(jnp.float32, init(w, d)))
+
+    report = dm.audit_init(p, dm.infer_specs(init, layout="in_out", width=256, depth=2), once)
     assert list(report.factors) == ["out"]
     assert report.factors["out"] == pytest.approx(math.sqrt(64 / 256), rel=0.05)
 

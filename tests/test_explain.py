@@ -61,7 +61,9 @@ def test_schedule_and_measured_std():
 
 def test_coupled_decay_is_shown(x64):
     p = dm.parameterization("mup", base_width=4)
-    shown = table(dm.explain(p, dm.infer_specs(init, layout="in_out", **BIG), "adamw", weight_decay=0.4, decay="coupled"))
+    shown = table(
+        dm.explain(p, dm.infer_specs(init, layout="in_out", **BIG), "adamw", weight_decay=0.4, decay="coupled")
+    )
     assert (shown["in"]["decay"], shown["blocks"]["decay"]) == ("0.4", "0.4")
     assert (shown["in"]["LR x decay"], shown["blocks"]["LR x decay"]) == ("0.4", "0.1")
 

@@ -35,7 +35,11 @@ def init(width, depth):
 
 def setup(name="depth_mup", width=16, depth=8, **options):
     p = dm.parameterization(name, base_width=4, base_depth=2, **options)
-    return p, dm.infer_specs(init, layout="in_out", width=width, depth=depth), jax.tree.map(jnp.asarray, init(width, depth))
+    return (
+        p,
+        dm.infer_specs(init, layout="in_out", width=width, depth=depth),
+        jax.tree.map(jnp.asarray, init(width, depth)),
+    )
 
 
 @pytest.mark.parametrize(

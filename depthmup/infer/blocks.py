@@ -34,16 +34,17 @@ class Lists:
 
     def contain(self, path: str) -> bool:
         """Raises Unclear for a list that gains members, but not twice as many of this shape."""
-        shape, unclear = self.few[path], ""
+        shape, unclear, guess = self.few[path], "", "trunk"
         for star in _stars(path):
             (a, b), (a_shape, b_shape) = ([of[star] for of in self._counts], [of[star, shape] for of in self._shaped])
             if b_shape == 2 * a_shape:
                 return True
             if b > a and not unclear:
+                guess = "branch" if b_shape > a_shape else "trunk"
                 unclear = f"{star} matches {a} parameters, {a_shape} of them of this shape, and {b} and {b_shape}"
         if unclear:
             raise Unclear(
-                f"{path} {shape}: cannot tell whether it is one of the blocks: {unclear} at twice the depth", "branch"
+                f"{path} {shape}: cannot tell whether it is one of the blocks: {unclear} at twice the depth", guess
             )
         return False
 

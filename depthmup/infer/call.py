@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, cast, get_args
@@ -233,7 +234,7 @@ class _Inference:
         """The places by shapes alone."""
         inside = set(stacks)
         placed = {name for name, rule in self.rules.items() if rule.place}
-        for name in self.shapes.base.keys() - inside - placed:
+        for name in [name for name in self.shapes.base if name not in inside | placed]:
             try:
                 if self._lists.contain(name):
                     inside.add(name)
@@ -296,7 +297,25 @@ class _Inference:
                     self.ask(name, odd)
             except Unclear as error:
                 roled[name] = Roled(cast(Role, self.ask(name, odd or error)), "o" * len(leaf.sizes))
+        if not self.reading:
+            self._tell_biases(leaves, roled, places)
         return roled
+
+    def _tell_biases(self, leaves: Mapping[str, Leaf], roled: dict[str, Roled], places: Places) -> None:
+        """Without a forward pass: the bias of a readout has its number of outputs, other vectors of fixed size outside
+        the branches stand before the readout."""
+        readouts = [name for name, (role, _) in roled.items() if role == "readout"]
+        ends = Counter(fans(*roled[name], leaves[name].shape)[1] for name in readouts)
+        outside = self.shapes.base.keys() - places.in_branches - self.settled
+        vectors = [name for name, (role, _) in roled.items() if role == "scalar" and name in outside]
+        sizes = Counter(leaves[name].shape for name in vectors)
+        for name in vectors:
+            shape = leaves[name].shape
+            size = math.prod(shape)
+            if size not in ends and shape:
+                roled[name] = Roled("fixed", roled[name].axes)
+            elif sizes[shape] > max(ends[size], 1):
+                self.ask(name, Unclear(f"{name} {shape}: a readout's bias, or a vector before the readout?", "fixed"))
 
     def _behind_readouts(self, leaves: Mapping[str, Leaf]) -> set[str]:
         """The parameters behind which none acts that grows with width."""

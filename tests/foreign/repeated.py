@@ -126,8 +126,12 @@ class Board(nn.Module):
         return jnp.concatenate(logits, -1)
 
 
-BOARD = blocks("block_*") | trunk(stem="input") | {"value/kernel": "fixed", "value/bias": "scalar", "value_conv/kernel": "readout"}
-NORMED = {"policy*": "scalar", "value*": "scalar", "*[ye]/kernel": "fixed", "policy_conv/*": "output", "value_conv/*": "output"}
+BOARD = (
+    blocks("block_*")
+    | trunk(stem="input")
+    | {"value/kernel": "fixed", "value/bias": "scalar", "value_conv/kernel": "readout"}
+)
+NORMED = {"policy*": "scalar", "value*": "scalar", "*[ye]/kernel": "fixed", "*_conv/*": "output"}
 CRITIC = trunk(embed="input", head="readout") | blocks("up/*", "down/*", matrix="weight") | {"norms/*": "branch/vector"}
 MODELS = {
     "siamese": Foreign(

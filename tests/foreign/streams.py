@@ -278,7 +278,8 @@ MODELS = {
     "fixed_stream": Foreign(
         FixedStream, (ones(4, 5),),
         {"block_*_up/*": "branch/vector", "block_*_up/kernel": "branch/input", "block_*_down/kernel": "branch/output"}
-        | {"block_*_down/bias": "branch/scalar", "block_*_norm/*": "branch/scalar", "head/*": "fixed", "head/bias": "scalar"},
+        | {"block_*_down/bias": "branch/scalar", "block_*_norm/*": "branch/scalar", "head/kernel": "fixed"}
+        | {"head/bias": "scalar"},
     ),
     "shared_block": Foreign(
         SharedBlock, (ones(4, 5),), ENDS | trunk(up="hidden", down="hidden", norm="vector"),

@@ -7,60 +7,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 import depthmup as dm
 from tests.foreign.roles import blocks, by_path, infer, z
 
 KEY = jax.random.key(0)
-
-
-def summary(inferred):
-    """{role: the last names, without numbers}"""
-    result = {}
-    for path, role in inferred.items():
-        result.setdefault(role, set()).add(path.split("/")[-1].rstrip("_0123456789"))
-    return result
-
-
-class GPTBlock(nn.Module):
-    width: int
-    heads: int | None
-
-    @nn.compact
-    def __call__(self, h, _):
-        h = h + nn.MultiHeadDotProductAttention(self.heads or self.width // 8)(nn.LayerNorm()(h))
-        return h + nn.Dense(self.width)(nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(h)))), None
-
-
-class GPT(nn.Module):
-    width: int
-    depth: int
-    scan: bool
-    tied: bool
-    heads: int | None
-
-    @nn.compact
-    def __call__(self, tokens):
-        embed = nn.Embed(50, self.width, name="wte")
-        h = embed(tokens) + self.param("wpe", nn.initializers.normal(), (7, self.width))
-        if self.scan:
-            stack = nn.scan(GPTBlock, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
-            h, _ = stack(self.width, self.heads, name="h")(h, None)
-        else:
-            for i in range(self.depth):
-                h, _ = GPTBlock(self.width, self.heads, name=f"h_{i}")(h, None)
-        h = nn.LayerNorm(name="ln_f")(h)
-        return embed.attend(h) if self.tied else nn.Dense(50, use_bias=False, name="lm_head")(h)
-
-
-@pytest.mark.parametrize(("scan", "tied", "heads"), [(True, False, 2), (False, True, None)])
-def test_gpt(scan, tied, heads):
-    inferred = infer(lambda w, d: GPT(w, d, scan, tied, heads).init(KEY, jnp.zeros((1, 7), int))["params"])
-    inside = {path: role for path, role in inferred.items() if path.startswith("h")}
-    assert summary(inside) == {"branch/hidden": {"kernel"}, "branch/vector": {"bias", "scale"}}
-    outside = {"wte/embedding": "input", "wpe": "input", "ln_f/scale": "vector", "ln_f/bias": "vector"}
-    assert inferred == inside | outside | ({} if tied else {"lm_head/kernel": "readout"})
 
 
 def test_llama():
@@ -80,22 +31,6 @@ def test_llama():
     assert (specs["embed_tokens"].role, specs["lm_head"].role, specs["norm/weight"].role) == (
         "input", "readout", "vector",
     )  # fmt: skip
-
-
-def test_mixer_moe_lora():
-    def init(w, d):
-        one = {"token": {"w1": z((49, 64)), "w2": z((64, 49))}, "channel": {"w1": z((w, 4 * w)), "w2": z((4 * w, w))},
-               "moe": {"router": z((w, 8)), "wi": z((8, w, 4 * w)), "wo": z((8, 4 * w, w))},
-               "q": {"kernel": z((w, w)), "lora_a": z((w, 4)), "lora_b": z((4, w))}}  # fmt: skip
-        return {"stem": z((3, 3, 3, w)), "h": blocks(one, d), "head": z((w, 10))}
-
-    inferred = infer(init)
-    roles = {
-        path.removeprefix("h/0/"): role.removeprefix("branch/") for path, role in inferred.items() if "h/0" in path
-    }
-    assert roles == {"token/w1": "fixed", "token/w2": "fixed", "channel/w1": "hidden", "channel/w2": "hidden",
-                     "moe/router": "output", "moe/wi": "hidden", "moe/wo": "hidden", "q/kernel": "hidden",
-                     "q/lora_a": "output", "q/lora_b": "input"}  # fmt: skip
 
 
 @pytest.mark.parametrize("cell", [nn.OptimizedLSTMCell, nn.GRUCell])
@@ -152,23 +87,3 @@ def test_tuples_and_dataclasses():
     inferred = infer(lambda w, d: Model(z((5, w)), tuple(Layer(z((w, w)), z(w)) for _ in range(d)), z((w, 3))))
     assert inferred == {"read": "input", "layers/0/w": "branch/hidden", "layers/0/b": "branch/vector",
                      "layers/1/w": "branch/hidden", "layers/1/b": "branch/vector", "out": "readout"}  # fmt: skip
-
-
-def test_nnx_transformer():
-    class NNXBlock(nnx.Module):
-        def __init__(self, w, rngs):
-            self.norm = nnx.LayerNorm(w, rngs=rngs)
-            self.attn = nnx.MultiHeadAttention(2, w, decode=False, rngs=rngs)
-            self.mlp = nnx.Sequential(nnx.Linear(w, 4 * w, rngs=rngs), nnx.gelu, nnx.Linear(4 * w, w, rngs=rngs))
-
-    class Net(nnx.Module):
-        def __init__(self, w, d):
-            rngs = nnx.Rngs(0)
-            self.tok = nnx.Embed(50, w, rngs=rngs)
-            self.h = nnx.List([NNXBlock(w, rngs) for _ in range(d)])
-            self.head = nnx.Linear(w, 50, rngs=rngs)
-
-    inferred = infer(lambda w, d: nnx.state(Net(w, d), nnx.Param))
-    inside = {path: role for path, role in inferred.items() if path.startswith("h/")}
-    assert summary(inside) == {"branch/hidden": {"kernel"}, "branch/vector": {"bias", "scale"}}
-    assert (inferred["tok/embedding"], inferred["head/kernel"], inferred["head/bias"]) == ("input", "readout", "scalar")
