@@ -242,7 +242,7 @@ def _unseen(source: Source, width: int, depth: int) -> list[str]:
         names = sorted(set(map(starred, frozenset[str]().union(*of_calls) - settled)))
         if names:
             texts.append(
-                f"what {operation} makes of {', '.join(names)} is not seen, so shapes and names alone say what these "
+                f"what {operation} makes of {', '.join(names)} is not seen, so shapes alone say what these "
                 "are: look at explain(), and correct them by overrides={GLOB: ROLE}"
             )
         if "attention" in source.p.kinds and not all(of_calls):

@@ -138,6 +138,16 @@ def test_products_of_parameters_are_not_told():
     assert "q" not in queries.elementwise
 
 
+def test_a_layer_of_learned_queries():
+    """Of two parameters the one whose outputs grow with width is the weight."""
+    shapes = {"q": (3, 8), "kernel": (8, 4)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    apply = lambda params, h: h[..., :4] + (params["q"] @ params["kernel"]).sum(0)  # noqa: E731
+    growing = {("q", 1), ("kernel", 0), ("kernel", 1)}
+    read = uses_of(traced(apply, params, (H,)), params, growing)
+    assert (read.axes, read.elementwise) == ({"kernel": "io"}, {"q"})
+
+
 def test_a_learned_state():
     shapes = {"first": (8,), "hidden": (8, 8)}
     params = {"w": {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}}
