@@ -8,9 +8,10 @@ Four trees of shapes (trees.py, by `jax.eval_shape`) and two forward passes (rea
    most an eighth and a part of fixed size. A plateau that lasts until 4w is not seen.
 2. Axes of weights (graph/axes.py). P sums over an axis of inputs and keeps one of outputs; an axis that both factors of
    a product share counts copies, as that of experts. What acts entry by entry has no inputs.
-3. Roles (roles.py). Inputs and outputs grow: `hidden`. Outputs alone: `input`, or `vector` without inputs. Inputs alone:
-   `readout` if it stores the output factor, else `output`. Nothing grows: `fixed`, or `scalar` in every block and where
-   nothing that grows acts behind it. A table that acts entry by entry is `input` if it has rows, as positions have.
+3. Roles (roles.py). Inputs and outputs grow: `hidden`. Outputs alone: `input`, or `vector` without inputs. Inputs
+   alone: `readout` if it stores the output factor, else `output`. Nothing grows: `fixed`, or `scalar` in every block
+   and where nothing that grows acts behind it. A table that acts entry by entry is `input` if it has rows, as
+   positions have.
 4. The stack axis is the only axis that differs between T and D. P takes its members.
 5. Branches (places.py) of R that P has fewer of repeat with depth; alike are those that compute the same. A single
    branch of their stream that shares a shape of parameters with them, and one whose skip is a projection, counts, too.
