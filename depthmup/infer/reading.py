@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
 from depthmup.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of
@@ -42,16 +43,20 @@ def reading_of(
     """The reading of a model. growing: the axes of parameters that grow with width. shapes: of the parameters at the
     width of the sites. The others as in `Reading`; by default all weights that repeat with depth need a rule."""
 
+    neurons = defaultdict[str, set[int]](set)
+    for path, axis in uses.neurons:
+        neurons[path].add(axis)
+    copies = uses.copied - growing
+
     def letters(path: str) -> str:
         """Those of its axes. An axis of outputs that the next product shares with its weight counts copies."""
-        copies = {axis for of, axis in uses.copied - growing if of == path}
         return "".join(
-            "-" if letter == "o" and axis in copies else letter for axis, letter in enumerate(uses.axes[path])
+            "-" if letter == "o" and (path, axis) in copies else letter for axis, letter in enumerate(uses.axes[path])
         )
 
     return Reading(
         axes={path: letters(path) for path in sorted(uses.axes)},
-        entries={path: {axis for of, axis in uses.neurons if of == path} for path in sorted(uses.elementwise)},
+        entries={path: neurons[path] for path in sorted(uses.elementwise)},
         sites=sites,
         ends=lambda growing: ends(sites(1), shapes, growing),
         refuse=refuse or (lambda paths: refuse_unplaced(paths, shapes, sites(1))),
