@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import optax
 
-from depthmup import optim
+from depthmup import optim, recommended
 from depthmup.audit import InitAudit
 from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
 from depthmup.explain import Explanation, explain, pattern
@@ -97,7 +97,7 @@ def setup(
 ) -> Setup:
     """A model under a parameterization: init, apply, optimizer, check, with no change to the model.
 
-        m = dm.setup("depth_mup", lambda w, d: GPT(width=w, depth=d), tokens, width=512, depth=24, base=(64, 4))
+        m = dm.setup("completep", lambda w, d: GPT(width=w, depth=d), tokens, width=512, depth=24, base=(64, 4))
         variables = m.init(jax.random.key(0))
         logits = m.apply(variables, tokens)
         tx = m.optimizer("adamw", 1e-3)
@@ -106,7 +106,9 @@ def setup(
     call has one.
 
     Args:
-      name: a name of `parameterization`, or what it returns.
+      name: a name of `parameterization`, or what it returns. Branches of two weight layers or more (transformers,
+        ViTs): "completep" with Adam or AdamW, "depth_ode" with Muon. Branches of one weight layer: "depth_mup". Only
+        the width grows: "mup".
       factory: makes the model at a width and depth. Linen, Haiku: factory(width, depth). NNX: factory(width, depth,
         rngs). Equinox, or parameters in any pytree: factory(width, depth, key). The names rngs and key tell which.
       inputs: arguments of one call, such as a batch of examples; jax.ShapeDtypeStruct will do. Only shapes and dtypes
@@ -339,7 +341,8 @@ class Setup:
     def explain(
         self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any
     ) -> Explanation:
-        """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass.
+        """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass, and which
+        parameterization to take with this optimizer.
 
         model: what `init` returned, whose standard deviations the table shows; None: those of its initializers.
         """
@@ -347,11 +350,12 @@ class Setup:
             options = {"stds": self._init_stds(), **options}
         else:
             options = {"params": parameters_only(self.model.split(model)[0]), **options}
-        places = self._places()
+        family = optim.family_of(optimizer)
+        places = [*self._places(), recommended.line(optimizer, family)]
         if self.run:
             places = [self.run.words(optimizer), *places]
             base = {"weight_decay": 1.0, "eps": optim.DEFAULTS["eps"], **options, "learning_rate": learning_rate}
-            factors = self.run.factors(optim.family_of(optimizer))
+            factors = self.run.factors(family)
             options |= {name: times(factor, base[name]) for name, factor in factors.items()}
             learning_rate = options.pop("learning_rate")
         table = explain(self.parameterization, self.specs, optimizer, learning_rate, **options)
