@@ -12,7 +12,6 @@ that were predicted to transfer. Where no rows are left, `came_out` and `answer`
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import tomllib
 from collections.abc import Sequence
@@ -102,15 +101,16 @@ def counts(answers: Sequence[str]) -> str:
 def table() -> str:
     """How often a prediction was right, then a row for each. A cell that would repeat the one above it is empty."""
     rows, answers = [], dict[bool, list[str]]({False: [], True: []})
-    for above, p in itertools.pairwise([None, *read()]):
-        assert p
-        same = above is not None and above.experiment == p.experiment
+    above = Prediction("", "", "", "", "", "")
+    for p in read():
+        same = above.experiment == p.experiment
         again = same and above.predicted == p.predicted and bool(p.read_as)
         came_out, hit = outcome(p)
         answers[p.after_looking].append(hit)
         quoted = " ".join(filter(None, ("" if again else p.predicted, f"({p.read_as})" if p.read_as else "")))
         when = "" if same and written(above) == written(p) else written(p)
         rows.append(("" if same else p.experiment, quoted, came_out, f"**{hit}**" if "missed" in hit else hit, when))
+        above = p
     before, after = map(counts, answers.values())
     columns = ("experiment", "predicted", "came out", "hit or missed", "written")
     summary = f"- Written before the rows: {before}.\n- Chosen after looking: {after}."
