@@ -139,6 +139,7 @@ ALLOWED = {
     "report": {"batch_rules", "optim", "measure", "recommended", "settings", "fit", "train", "trials", "usage"},
     "sweep": {"trials", "report", "settings"},
     "verbs": {
+        "recommended",
         "fit",
         "explain",
         "init_std",
