@@ -462,8 +462,8 @@ class Setup:
         """Train this model at several widths and depths with a grid of learning rates: does the best one transfer?
 
             result = m.sweep(loss, batches, steps=500, widths=(64, 128, 256), depths=(4, 8, 16), workdir="runs/gpt")
-            print(result)
-            tx = m.optimizer("adamw", result.learning_rate)
+            print(result)  # verdicts, and the learning rate to use at larger sizes, if one is known to be right
+            tx = m.optimizer("adamw", result.learning_rate)  # the best at the base
 
         The depths are compared at the base width, the widths at the base depth. All trainings of a shape are one
         compiled program. With a workdir a sweep that was interrupted goes on from there, bit for bit.
