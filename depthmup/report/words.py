@@ -135,7 +135,7 @@ def answers(curves: Sequence[TransferCurve]) -> str:
 
 def bottom_line(curves: Sequence[TransferCurve]) -> list[str]:
     """The answer of a page, a line for each optimizer and parameterization whose rate transfers: which learning rate to
-    use for which sizes, what it costs there at most, and the margin."""
+    use for which sizes, what it costs there at most, and the margin; or one for an optimizer of which none does."""
     rates = [c for c in curves if c.of_rate]
     lines = []
     for chosen in transferring(rates):
@@ -145,10 +145,9 @@ def bottom_line(curves: Sequence[TransferCurve]) -> list[str]:
             allowed = ", ".join(filter(None, (f"costs at most {c.result.cost}", margin_words(c.result))))
             parts.append(f"up to {c.axis_name} {c.result.values[-1]:g}{tuned} it {allowed}")
         lines.append(f"Use {rate(chosen.result.tuned)} for {chosen.optimizer} under {chosen.name}: {'; '.join(parts)}.")
-    none = (
-        "No learning rate is known to be right at the larger sizes: below stands what would decide it, or tune at each."
-    )
-    return lines or ([none] if rates else [])
+    known = {c.optimizer for c in transferring(rates)}
+    without = [name for name in dict.fromkeys(c.optimizer for c in rates) if name not in known]
+    return [*lines, *(f"For {name} no learning rate is known to be right at all larger sizes." for name in without)]
 
 
 def transferring(curves: Sequence[TransferCurve]) -> list[TransferCurve]:
