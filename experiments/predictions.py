@@ -109,10 +109,12 @@ def table() -> str:
         answers[p.after_looking].append(hit)
         quoted = " ".join(filter(None, ("" if again else p.predicted, f"({p.read_as})" if p.read_as else "")))
         when = "" if same and written(above) == written(p) else written(p)
-        rows.append(("" if same else p.experiment, quoted, came_out, f"**{hit}**" if "missed" in hit else hit, when))
+        judged = f"**{hit}**" if "missed" in hit else hit
+        shown = judged if came_out == "-" else f"{judged}: {came_out}"
+        rows.append(("" if same else p.experiment, quoted, shown, when))
         above = p
     before, after = map(counts, answers.values())
-    columns = ("experiment", "predicted", "came out", "hit or missed", "written")
+    columns = ("experiment", "predicted", "came out", "written")
     summary = f"- Written before the rows: {before}.\n- Chosen after looking: {after}."
     return f"{summary}\n\n{markdown(columns, rows)}"
 
