@@ -48,3 +48,7 @@ def test_models():
     names = run("docs/models.md", 1)
     assert names["logits"].shape == (2, 10)
     assert (names["wide18"].width, names["wide18"].stages) == (128, (1, 1, 1, 1))
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 800
