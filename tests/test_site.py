@@ -230,6 +230,12 @@ def test_markup_of_docstrings_is_shown():
     assert escape.escaped(text) == 'q = &lt;phi(z)^2>, `a < b*/c`, "&#42;/last/&#42;", 1 < 2, x * y'
 
 
+@pytest.mark.parametrize("word", ["FSDP", "bf16", "mixed precision", "RoPE", "GQA", "LoRA", "Cite", "licence", "Slurm"])
+def test_what_people_search_for_has_a_heading(word):
+    headings = [line for page in PAGES for line in (DOCS / page).read_text().splitlines() if line.startswith("#")]
+    assert any(word.lower() in heading.lower() for heading in headings)
+
+
 def test_no_function_hides_behind_its_module():
     """mkdocstrings takes `::: depthmup.fit.power_law` for the module of the function with this name."""
     names = re.findall(r"^::: (\S+)$", "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md")), re.M)
