@@ -49,6 +49,7 @@ def get_config(kind: str = "gpt2") -> config_dict.ConfigDict:
     config.sweep.widths = (192, 384, 768)
     config.sweep.depths = (2, 4, 8)
     config.sweep.optimizers = ("adamw",)
+    config.sweep.parameterizations = ("sp", "mup", "completep")
     config.sweep.log2_learning_rates.adamw = (-11.0, -5.0)
     config.sweep.per_octave = 1
     config.sweep.judge_by = "last_loss"

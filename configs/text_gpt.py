@@ -24,6 +24,7 @@ def get_config() -> config_dict.ConfigDict:
     config = default.get_config("gpt")
     config.model.width = 32  # width of the depth sweep
     config.model.depth = 2  # depth of the width sweep
+    config.parameterization.name = "completep"
     config.parameterization.base_width = 32
     config.parameterization.base_depth = 2
     config.parameterization.base_head_dim = 8
@@ -37,6 +38,7 @@ def get_config() -> config_dict.ConfigDict:
     config.sweep.depths = (2, 4, 8)
     config.sweep.widths = (32, 64, 128)
     config.sweep.optimizers = ("adamw",)
+    config.sweep.parameterizations = ("sp", "mup", "completep")
     config.sweep.log2_learning_rates.adamw = (-10.0, -3.0)
     config.sweep.per_octave = 1
     config.sweep.seeds = 2

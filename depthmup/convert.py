@@ -32,6 +32,7 @@ def convert(
     (`p.in_form(...)`), or with explicit factors and with absorbed ones (the specs that `absorb` or `setup` returns).
 
     Args:
+      to, to_specs: the parameterization and the specs to go on under.
       params: the parameters as p and specs store them; or a model as its init returns it, whose parameters are
         converted: Linen's variables, an NNX or Equinox module, or (parameters, state).
       state: the state of `dm.optimizer(p, specs, optimizer, ...)`, alone or inside another transformation such as

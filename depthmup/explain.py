@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from depthmup.names import unknown, whole
-from depthmup.optim import DEFAULTS, OPTIONS, Decay, check_numbers, families_of
+from depthmup.optim import DEFAULTS, OPTIONS, Decay, check_numbers, families_of, of_each
 from depthmup.parameterization import FamilyName, Parameterization, check_parameterization
-from depthmup.specs import ParamSpec, PyTree, check_shapes, leaves_of, starred
+from depthmup.specs import ParamSpec, PyTree, check_shapes, is_spec, leaves_of, starred
 
 Schedule = Callable[[int], Any]
 COLUMNS = ("parameter", "#", "role", "shape", "fan in", "fan out", "init std", "forward", "LR", "decay", "LR x decay",
@@ -165,6 +165,7 @@ def explain(
     weight_decay: float | Schedule = 1.0,
     eps: float = DEFAULTS["eps"],
     decay: Decay = "uncoupled",
+    mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     step: int | None = None,
     params: PyTree | None = None,
     stds: Mapping[str, float | None] | None = None,
@@ -177,10 +178,10 @@ def explain(
     Args:
       optimizer: a name of `dm.optimizer`; for another transformation one with the same LR rule.
       learning_rate: learning rate at the base shape, or a schedule of it.
-      weight_decay: base decay, or a schedule of it; 1 shows factors. The column decay is what an optimizer such as
-        optax.adamw is given, which multiplies it by the LR: decay x the leaf's decay factor. The column LR x decay is
-        over the base LR; with uncoupled decay it is one number for all leaves.
-      decay: "uncoupled" or "coupled", as in `dm.optimizer`.
+      weight_decay: base decay, or a schedule of it; 1 shows each leaf's factor on it, as a note says. The column decay
+        is what an optimizer such as optax.adamw is given, which multiplies it by the LR: decay x the leaf's factor.
+        The column LR x decay is the product of both; with uncoupled decay it is one number for all leaves.
+      decay, mask: as in `dm.optimizer`; what the mask leaves out has the decay 0.
       step: at which schedules are looked at; without it their columns show each leaf's factor on them.
       params: initial parameters after `rescale`, whose standard deviation the column init std then shows. Without
         params the column is computed for models whose weights start with 1/sqrt(fan_in); vectors and scalars show "-".
@@ -204,10 +205,12 @@ def explain(
         check_shapes(specs, params)
     values = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
     shown_eps = eps if "eps" in OPTIONS[optimizer] else None
+    shapes = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, np.float32), specs, is_leaf=is_spec)
+    decays = [True] * len(leaves) if mask is None else jax.tree.leaves(of_each(mask, shapes))
     groups: dict[str, list[Row]] = {}
-    for spec, value, family in zip(leaves, values, families, strict=True):
+    for spec, value, family, decayed in zip(leaves, values, families, decays, strict=True):
         std = stds.get(spec.path) if stds is not None else _std(p, spec, value, family)
-        row = _row(p, spec, family, lr, weight_decay, shown_eps, decay)._replace(init_std=std)
+        row = _row(p, spec, family, lr, weight_decay if decayed else 0.0, shown_eps, decay)._replace(init_std=std)
         key = str((starred(spec.path), *row._replace(parameter="", init_std=None)))
         groups.setdefault(key, []).append(row)
     width, depth = leaves[0].width, leaves[0].depth
@@ -218,7 +221,10 @@ def explain(
         f"{optimizer}{'' if step is None else f' at step {step}'}: branch factor {forward.branch:.4g}, "
         f"output factor {forward.output:.4g}"
     )
-    return Explanation(title, [_merged(rows) for rows in groups.values()])
+    relative = (
+        ["decay: factors on the base's weight decay; weight_decay= shows its values"] if weight_decay == 1 else []
+    )
+    return Explanation(title, [_merged(rows) for rows in groups.values()], relative)
 
 
 def _at(value: float | Schedule, step: int | None) -> float:
@@ -280,7 +286,7 @@ def _row(
         forward=_numbers(forward),
         lr=_numbers(lr * factors.lr),
         decay=_numbers(weight_decay * decay_factor),
-        lr_decay=_numbers(weight_decay * decay_factor * factors.lr),
+        lr_decay=_numbers(weight_decay * decay_factor * lr * factors.lr),
         eps=None if eps is None else _numbers(eps * factors.eps),
         init_scale=float(np.max(factors.init)) / math.sqrt(spec.fan_in),
         lr_width=float(np.max(at_base_depth.lr)),

@@ -339,13 +339,13 @@ def add_decayed_weights(
         def add(u: Any, w: Any, s: Any, chosen: Any = True) -> Any:
             return u if is_hidden(u) or not chosen else u + jnp.asarray(rate * s, u.dtype) * w
 
-        trees = (params, scale) if mask is None else (params, scale, _of_each(mask, params))
+        trees = (params, scale) if mask is None else (params, scale, of_each(mask, params))
         return jax.tree.map(add, updates, *trees, is_leaf=is_hidden), state
 
     return optax.GradientTransformation(init, update)
 
 
-def _of_each(mask: PyTree | Callable[[PyTree], PyTree], params: PyTree) -> PyTree:
+def of_each(mask: PyTree | Callable[[PyTree], PyTree], params: PyTree) -> PyTree:
     """The mask's bool for each leaf of the parameters."""
     prefix = mask(params) if callable(mask) else mask
     try:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import optax
 
-from depthmup import optim
+from depthmup import optim, recommended
 from depthmup.audit import InitAudit
 from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
 from depthmup.explain import Explanation, explain, pattern
@@ -97,7 +97,7 @@ def setup(
 ) -> Setup:
     """A model under a parameterization: init, apply, optimizer, check, with no change to the model.
 
-        m = dm.setup("depth_mup", lambda w, d: GPT(width=w, depth=d), tokens, width=512, depth=24, base=(64, 4))
+        m = dm.setup("completep", lambda w, d: GPT(width=w, depth=d), tokens, width=512, depth=24, base=(64, 4))
         variables = m.init(jax.random.key(0))
         logits = m.apply(variables, tokens)
         tx = m.optimizer("adamw", 1e-3)
@@ -106,7 +106,9 @@ def setup(
     call has one.
 
     Args:
-      name: a name of `parameterization`, or what it returns.
+      name: a name of `parameterization`, or what it returns. Branches of two weight layers or more (transformers,
+        ViTs): "completep" with Adam or AdamW, "depth_ode" with Muon. Branches of one weight layer: "depth_mup". Only
+        the width grows: "mup".
       factory: makes the model at a width and depth. Linen, Haiku: factory(width, depth). NNX: factory(width, depth,
         rngs). Equinox, or parameters in any pytree: factory(width, depth, key). The names rngs and key tell which.
       inputs: arguments of one call, such as a batch of examples; jax.ShapeDtypeStruct will do. Only shapes and dtypes
@@ -228,13 +230,16 @@ class Setup:
         return leaves_of(self.specs)[0].depth
 
     def at(self, width: int, depth: int, batch: int | None = None, steps: int | None = None) -> Setup:
-        """The same model at another shape, with the same base; batch, steps: None for the same."""
+        """The same model at another width and depth, with the same base; batch, steps: None for the same.
+
+        Raises ValueError for batch or steps of a setup without `base_batch`.
+        """
         if self.run is None and (batch or steps):
             raise ValueError(NO_BASE)
         return _at(self.source, width, depth, self.run and self.run.at(batch, steps))
 
     def under(self, name: Name | Parameterization) -> Setup:
-        """The same model and base under another parameterization, with the defaults of that one."""
+        """The same model and base under another parameterization, with its defaults. name: as in `setup`."""
         p, source = self.source.p, self.source
         if isinstance(name, Parameterization):
             source = source.under(name)
@@ -260,7 +265,7 @@ class Setup:
         return self.model.join(params, state)
 
     def fresh(self, key: Any) -> tuple[PyTree, PyTree]:
-        """(rescaled parameters, the model's other arrays); it can be jitted."""
+        """(rescaled parameters, the model's other arrays) of a PRNG key; it can be jitted."""
         return self._rescaled(*self.model.init(key))
 
     def _rescaled(self, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
@@ -269,7 +274,7 @@ class Setup:
         return rescale(self.parameterization, self.specs, params), state
 
     def apply(self, model: Any, *args: Any, **options: Any) -> Any:
-        """The model's own call on what `init` returned; arguments as in its framework (mutable=, rngs=, ...)."""
+        """The model's own call on `model`, which `init` returned; args and options as in its framework (rngs=, ...)."""
         return self.model.apply(model, *args, **options)
 
     def optimizer(
@@ -277,6 +282,9 @@ class Setup:
     ) -> optax.GradientTransformation:
         """`dm.optimizer` of this model's parameters, for Linen also of {"params": parameters}; or of some of them, such
         as NNX's of one type (nnx.LoRAParam), or an Equinox model's without those that are frozen.
+
+        Args:
+          name, learning_rate, options: of `dm.optimizer`: learning_rate is the base's, a number or a schedule of Optax.
 
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
         """
@@ -291,7 +299,7 @@ class Setup:
     def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
         """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient; with the SetupWarning of
         `optimizer` of a depth rule of another optimizer. With a base batch size the learning rate follows its rule;
-        what is inside `tx` does not: `m.run.scaled` has the values of b1, b2, eps and decay."""
+        what is inside `tx` does not: `m.run.scaled` has the values of b1, b2, eps and decay. family: of `dm.wrap`."""
         rules = rules_of(self.specs, tx, family)
         self._warn_of_rules(rules.families, False)
         whole = wrapped(self.parameterization, self.specs, rules)
@@ -339,23 +347,27 @@ class Setup:
     def explain(
         self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any
     ) -> Explanation:
-        """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass.
+        """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass, and which
+        parameterization to take with this optimizer.
 
-        model: what `init` returned, whose standard deviations the table shows; None: those of its initializers.
+        Args:
+          model: what `init` returned, whose standard deviations the table shows; None: those of its initializers.
+          optimizer, learning_rate, options: of `dm.explain`: weight_decay, mask, eps, decay, step.
         """
         if model is None:
             options = {"stds": self._init_stds(), **options}
         else:
             options = {"params": parameters_only(self.model.split(model)[0]), **options}
-        places = self._places()
+        family = optim.family_of(optimizer)
+        places = [*self._places(), recommended.line(optimizer, family)]
         if self.run:
             places = [self.run.words(optimizer), *places]
             base = {"weight_decay": 1.0, "eps": optim.DEFAULTS["eps"], **options, "learning_rate": learning_rate}
-            factors = self.run.factors(optim.family_of(optimizer))
+            factors = self.run.factors(family)
             options |= {name: times(factor, base[name]) for name, factor in factors.items()}
             learning_rate = options.pop("learning_rate")
         table = explain(self.parameterization, self.specs, optimizer, learning_rate, **options)
-        return dataclasses.replace(table, notes=places)
+        return dataclasses.replace(table, notes=[*table.notes, *places])
 
     def _init_stds(self) -> dict[str, float | None]:
         """{path: standard deviation of what `init` gives}; None of a parameter of which a part is stored otherwise."""
@@ -450,8 +462,8 @@ class Setup:
         """Train this model at several widths and depths with a grid of learning rates: does the best one transfer?
 
             result = m.sweep(loss, batches, steps=500, widths=(64, 128, 256), depths=(4, 8, 16), workdir="runs/gpt")
-            print(result)
-            tx = m.optimizer("adamw", result.learning_rate)
+            print(result)  # verdicts, and the learning rate to use at larger sizes, if one is known to be right
+            tx = m.optimizer("adamw", result.learning_rate)  # the best at the base
 
         The depths are compared at the base width, the widths at the base depth. All trainings of a shape are one
         compiled program. With a workdir a sweep that was interrupted goes on from there, bit for bit.
@@ -532,6 +544,7 @@ class Setup:
         that was interrupted goes on from there with the same choices (choices.jsonl), also with more budget.
 
         Args:
+          loss, batches: of `sweep`.
           steps: of the base. With a target that has other steps or another batch size than the base, batches must be
             such that these may differ (`sweep`).
           target: dict(width=, depth=, batch_size=, steps=); those that are left out are the base's.
@@ -650,7 +663,7 @@ class Setup:
         learning_rate: float | None = None,
         groups: Groups = "role",
     ) -> Probe:
-        """This model as `coordinate_check` trains it; the arguments are those of `check`."""
+        """This model as `coordinate_check` trains it; loss, batch, optimizer, learning_rate, groups: of `check`."""
         if groups not in GROUPS:
             raise unknown("groups", groups, GROUPS)
         if callable(optimizer):

@@ -188,7 +188,7 @@ def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree
 
 
 def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | None = None) -> ForwardFactors:
-    """`p.forward_factors` at the width and depth of the specs, so that the two cannot differ."""
+    """`p.forward_factors` at the specs' width and depth. head_dim: of an attention's heads, None without any."""
     check_parameterization(p)
     spec = leaves_of(specs)[0]
     return p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from depthmup import fit
+from depthmup import fit, recommended
 from depthmup import sweep as sweeps
 from depthmup.explain import Explanation, explain
 from depthmup.files import write_atomically
@@ -136,7 +136,7 @@ def check(settings: Settings, workdir: Path | None, command: str) -> int:
     for name in settings.check.optimizers:
         with Console(stderr=True).status("") as status:
             result = check_optimizer(settings, name, progress=status.update)
-        print(result)
+        print(result.table())
         if workdir:
             workdir.mkdir(parents=True, exist_ok=True)
             path = workdir / f"coordinate_check_{name}.png"
@@ -183,8 +183,9 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
         step=step,
         stds={path: std.value for path, std in traced(lambda: task.init(hyper.arrays()).params).stds().items()},
     )
-    run = run_of(settings)
-    return dataclasses.replace(table, notes=[run.words(settings.optimizer.name)]) if run else table
+    run, name = run_of(settings), settings.optimizer.name
+    notes = [run.words(name)] if run else []
+    return dataclasses.replace(table, notes=[*table.notes, *notes, recommended.line(name, family_of(name))])
 
 
 def grow(

@@ -69,8 +69,7 @@ RETURN = """
 PAGE = """# Settings
 
 Every key of a config. The default shows the type: `2` takes a whole number, `2.0` any number, brackets a list. Where
-it is unset or empty, "values" starts with the type. Numbers must be finite and fit into 32 bits. [0, 1) has the 0 and
-not the 1.
+it is unset or empty, "values" starts with the type. Numbers must be finite and fit into 32 bits.
 
 What a change of a key brings:
 
@@ -81,7 +80,7 @@ What a change of a key brings:
 A config has [four optimizers](#optimizer). `m.optimizer` has more ([Your own model](your-model.md#other-optimizers)).
 """
 NAMED = re.compile(r"docs/([\w-]+\.md)")  # a page named in a meaning, which is a link on the page
-TABLE = "| key | default | values | meaning |\n|---|---|---|---|"
+TABLE = "| key and default | values | meaning |\n|---|---|---|"
 
 
 def default_config() -> str:
@@ -164,9 +163,9 @@ def page() -> str:
     for group, declarations in groups.items():
         lines += [f"## {group or 'Keys outside groups'}", "", _changes(declarations), "", TABLE]
         for name, k in declarations.items():
-            default = "unset" if k.default is None else f"`{_python(k.default)}`"
+            default = f"`{name}`, unset" if k.default is None else f"`{name}={_python(k.default)}`"
             meaning = NAMED.sub(r"[\1](\1)", k.meaning.replace(" | ", ", "))
-            lines += ["| " + " | ".join((f"`{name}`", default, _values(k), meaning)) + " |"]
+            lines += ["| " + " | ".join((default, _values(k), meaning)) + " |"]
         lines += [""]
     return "\n".join(lines)
 

@@ -47,7 +47,7 @@ digits = load("digits")
 images, labels = digits.train.inputs.reshape(-1, 8, 8, 1).astype("float32"), digits.train.labels
 per_epoch = len(labels) // args.batch
 
-m = dm.setup("depth_mup", ViT, images[:1], width=args.width, depth=args.depth, base=(64, 4), fan_in_init=True)
+m = dm.setup("completep", ViT, images[:1], width=args.width, depth=args.depth, base=(64, 4), fan_in_init=True)
 print(m.explain(optimizer="adamw", learning_rate=args.learning_rate))
 params = m.init(jax.random.key(0))
 schedule = optax.cosine_decay_schedule(args.learning_rate, args.epochs * per_epoch)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from depthmup import recommended
 from depthmup.fit.verdict import Verdict
+from depthmup.parameterization import FamilyName
+from depthmup.recommended import Branches
 from depthmup.trials.verdicts import TransferCurve
 from experiments import language
 from experiments.figures import page
@@ -42,26 +45,34 @@ def _vit(norm: str) -> tuple[Evidence, ...]:
     return (adam, paper, cosine, unscaled, patches)
 
 
+def _take(branches: Branches, family: FamilyName) -> str:
+    """The cell of what to take."""
+    return f"`{recommended.take(branches, family)}`"
+
+
 WIDTH = Evidence(DIGITS, "digits_transfer", axis="width", take="mup", others=("sp",))
 # {(model, optimizer, what to take): its evidence}
 ROWS: dict[tuple[str, str, str], tuple[Evidence, ...]] = {
-    ("residual, branches without a norm (MLP, SimpleResNet)", "SGD", "`depth_mup`"): (
+    ("residual, branches of one layer without a norm (ResidualMLP, SimpleResNet)", "SGD", _take("one", "sgd")): (
         Evidence(CIFAR, "simple_resnet"),
         Evidence(f"{CIFAR} at width 128", "simple_resnet_128", others=()),
         Evidence(PATCHES, "patches16_simple_resnet"),
         Evidence(DIGITS, "digits_transfer"),
     ),
-    ("residual MLP", "Adam", "`depth_mup`"): (Evidence(DIGITS, "digits_transfer", optimizer="adam"),),
-    ("ViT with layer norm", "Adam", "`depth_mup`"): _vit("layer"),
-    ("ViT without norm", "Adam", "`depth_mup`"): _vit("none"),
-    ("transformer (language)", "AdamW", "`completep`"): (
+    ("the same (ResidualMLP)", "Adam", _take("one", "adam")): (Evidence(DIGITS, "digits_transfer", optimizer="adam"),),
+    ("ViT with layer norm", "Adam", _take("several", "adam")): _vit("layer"),
+    ("ViT without norm", "Adam", _take("several", "adam")): _vit("none"),
+    ("transformer (language)", "AdamW", _take("several", "adam")): (
         Evidence(GPT, "study", optimizer="adamw", take="completep", others=("depth_mup", "sp")),
     ),
-    ("transformer (language)", "Muon", "`depth_ode`"): (
+    ("transformer (language)", "Muon", _take("several", "muon")): (
         Evidence(GPT, "study", optimizer="muon", take="depth_ode", others=("depth_mup",)),
     ),
-    ("any of these, width alone", "SGD", "`mup`"): (WIDTH._replace(where=CIFAR, sweep="simple_resnet"), WIDTH),
-    ("any of these, width alone", "Adam, AdamW", "`mup`"): (
+    ("any of these, width alone", "SGD", _take("alone", "sgd")): (
+        WIDTH._replace(where=CIFAR, sweep="simple_resnet"),
+        WIDTH,
+    ),
+    ("any of these, width alone", "Adam, AdamW", _take("alone", "adam")): (
         WIDTH._replace(optimizer="adam"),
         WIDTH._replace(where=GPT, sweep="study", optimizer="adamw"),
     ),

@@ -99,15 +99,22 @@ def counts(answers: Sequence[str]) -> str:
 
 @functools.cache
 def table() -> str:
-    """How often a prediction was right, then a row for each."""
+    """How often a prediction was right, then a row for each. A cell that would repeat the one above it is empty."""
     rows, answers = [], dict[bool, list[str]]({False: [], True: []})
+    above = Prediction("", "", "", "", "", "")
     for p in read():
+        same = above.experiment == p.experiment
+        again = same and above.predicted == p.predicted and bool(p.read_as)
         came_out, hit = outcome(p)
         answers[p.after_looking].append(hit)
-        quoted = f"{p.predicted} ({p.read_as})" if p.read_as else p.predicted
-        rows.append((p.experiment, quoted, came_out, f"**{hit}**" if "missed" in hit else hit, written(p)))
+        quoted = " ".join(filter(None, ("" if again else p.predicted, f"({p.read_as})" if p.read_as else "")))
+        when = "" if same and written(above) == written(p) else written(p)
+        judged = f"**{hit}**" if "missed" in hit else hit
+        shown = judged if came_out == "-" else f"{judged}: {came_out}"
+        rows.append(("" if same else p.experiment, quoted, shown, when))
+        above = p
     before, after = map(counts, answers.values())
-    columns = ("experiment", "predicted", "came out", "hit or missed", "written")
+    columns = ("experiment", "predicted", "came out", "written")
     summary = f"- Written before the rows: {before}.\n- Chosen after looking: {after}."
     return f"{summary}\n\n{markdown(columns, rows)}"
 

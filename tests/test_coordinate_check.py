@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import depthmup as dm
+from depthmup.measure import CoordinateReport
+from depthmup.measure.slope import Estimate, Slope
 from depthmup.train.build import task_of
 from depthmup.train.check import probe_at
 from tests import tiny
@@ -373,3 +375,25 @@ def test_what_does_not_move_has_no_slope():
     keys = [(s.group, s.quantity, s.step) for s in report.slopes]
     assert ("readout", "logits", 1) in keys
     assert ("readout", "hidden", 1) not in keys
+
+
+def test_what_a_report_prints():
+    """At most 15 lines: judged slopes that are not ok come first, those that are not judged do not stand there."""
+
+    def slope(axis, group, step, verdict, value):
+        sizes, changes = (1, 2, 4), np.ones((3, 4))
+        return Slope(axis, group, "hidden", step, verdict, Estimate(value, value, value), None, sizes, changes)
+
+    groups = [f"group {i}" for i in range(12)]
+    slopes = [slope("width", name, 1, "undecided", 0.2) for name in groups]
+    slopes += [slope("width", name, 4, "not ok", 0.15 + i) for i, name in enumerate(groups)]
+    slopes += [slope("depth", name, 1, "", 3.0) for name in groups] + [slope("depth", "all", 1, "ok", 0.01)]
+    report = CoordinateReport("mup", slopes, 0.1)
+    lines = str(report).splitlines()
+    assert len(lines) == 15
+    assert lines[1].startswith("over width 1, 2, 4, the farthest: group 11 +11.15")
+    assert lines[-1] == "report.table() has all 37 slopes"
+    assert all("not ok" in line for line in lines[4:-1])
+    assert len(report.table().splitlines()) == 3 + 1 + 1 + 37
+    right = CoordinateReport("mup", slopes[-1:], 0.1)
+    assert len(str(right).splitlines()) == 3

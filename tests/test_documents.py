@@ -98,10 +98,10 @@ def test_the_evidence_of_the_guide(sweeps):
     curves = {(c.optimizer, c.parameterization, c.axis): c.result for c in sweeps["digits_transfer"].curves}
     adam = curves["adam", "depth_mup", "depth"]
     assert adam.verdict == "undecided"
-    assert evidence["| residual MLP", "Adam"] == ["", f"digits ({adam.cost})", "`sp`, `mup`: digits"]
+    assert evidence["| the same (ResidualMLP)", "Adam"] == ["", f"digits ({adam.cost})", "`sp`, `mup`: digits"]
     (patches,) = (c.result for c in sweeps["patches16_simple_resnet"].curves if c.name == "depth_mup")
     assert patches.verdict == "transfers"
-    without_norm = evidence["| residual, branches without a norm (MLP, SimpleResNet)", "SGD"]
+    without_norm = evidence["| residual, branches of one layer without a norm (ResidualMLP, SimpleResNet)", "SGD"]
     assert f", patches ({patches.cost})" in without_norm[0]
 
 

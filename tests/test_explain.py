@@ -23,7 +23,8 @@ def init(width, depth):
 
 def table(text):
     """{parameter: {column: cell}}; cells hold no spaces."""
-    return {row.split()[0]: dict(zip(COLUMNS, row.split(), strict=True)) for row in str(text).splitlines()[2:]}
+    rows = [row.split() for row in str(text).splitlines()[2:]]
+    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in rows if len(row) == len(COLUMNS)}  # not the notes
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -36,7 +37,7 @@ def test_learning_rates_are_those_applied(name, x64):
     updates, _ = tx.update(params, tx.init(params), params)
     for key in params:
         assert float(shown[key]["LR"]) == pytest.approx(-float(updates[key].ravel()[0]), rel=1e-3)
-        assert float(shown[key]["LR x decay"]) == pytest.approx(0.3)
+        assert float(shown[key]["LR x decay"]) == pytest.approx(0.03, rel=1e-3)
         assert float(shown[key]["decay"]) == pytest.approx(0.3 * 0.1 / float(shown[key]["LR"]), rel=1e-3)
     assert [shown[k]["role"] for k in ("in", "blocks", "out")] == ["input", "branch/hidden", "readout"]
     assert [shown[k]["forward"] for k in ("in", "blocks", "out")] == ["1", "0.5", "0.25"]
@@ -54,7 +55,7 @@ def test_schedule_and_measured_std():
     shown = dm.explain(p, specs, "adamw", lambda t: 0.5 - t / 20, weight_decay=lambda t: 0.1 * t, step=3)
     assert " at step 3: " in shown.title
     assert table(shown)["blocks"]["LR"] == "0.02187"  # .35 / 16
-    assert table(shown)["in"]["LR x decay"] == "0.3"
+    assert table(shown)["in"]["LR x decay"] == "0.105"  # .35 x .3
     with pytest.raises(ValueError, match="parameters and specs are of different models"):
         dm.explain(p, specs, "adam", params={**params, "more": params["in"]})
 
@@ -66,6 +67,25 @@ def test_coupled_decay_is_shown(x64):
     )
     assert (shown["in"]["decay"], shown["blocks"]["decay"]) == ("0.4", "0.4")
     assert (shown["in"]["LR x decay"], shown["blocks"]["LR x decay"]) == ("0.4", "0.1")
+
+
+@pytest.mark.parametrize(
+    "mask", [{"in": True, "blocks": True, "out": False}, lambda tree: {**dict.fromkeys(tree, True), "out": False}]
+)
+def test_what_a_mask_leaves_out_has_no_decay(mask):
+    p, specs = dm.parameterization("mup", base_width=4), dm.infer_specs(init, **BIG)
+    explained = dm.explain(p, specs, "adamw", 0.1, weight_decay=0.4, mask=mask)
+    shown = table(explained)
+    assert (shown["out"]["decay"], shown["out"]["LR x decay"]) == ("0", "0")
+    assert (shown["blocks"]["decay"], shown["blocks"]["LR x decay"]) == ("1.6", "0.04")
+    assert explained.notes == []
+    with pytest.raises(ValueError, match="mask must be a tree of bools"):
+        dm.explain(p, specs, "adamw", mask={"in": True})
+
+
+def test_a_decay_that_is_not_given_is_called_a_factor():
+    shown = dm.explain(dm.parameterization("mup", base_width=4), dm.infer_specs(init, **BIG), "adamw", 1e-3)
+    assert shown.notes == ["decay: factors on the base's weight decay; weight_decay= shows its values"]
 
 
 def test_rows_are_data():

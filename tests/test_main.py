@@ -187,7 +187,7 @@ def test_a_divergence_is_said(call):
 def test_explain(call):
     done = call("explain", *SMALL, "--config.optimizer.name=adam", "--config.optimizer.learning_rate=0.01")
     assert done.returncode == 0, done.stderr
-    header, columns, *rows = done.stdout.splitlines()
+    header, columns, *rows, take = done.stdout.splitlines()
     shape = "depth_mup at width 16 (base 32), depth 2 (base 2), 2 blocks (base 2), adam: "
     assert shape + "branch factor 1, output factor 2" in header
     assert columns.split() == [word for name in COLUMNS for word in name.split()]
@@ -196,6 +196,7 @@ def test_explain(call):
         ["read_in/kernel", "1", "input", "64x16"],
         ["readout/kernel", "1", "readout", "16x10"],
     ]
+    assert "branches of one weight layer: depth_mup" in take
 
 
 def test_explain_at_a_step_as_json(call):

@@ -40,7 +40,7 @@ def test_a_row_has_one_number_and_a_figure_its_remarks():
         if line.startswith("| "):
             assert all(len(cell.split()) <= 25 for cell in line.strip("| ").split(" | ")), line
     for paper in page.PAPERS:
-        remarks = {path.stem for path in paper.rows.glob("*.md")} - {"reading", "elsewhere"}
+        remarks = {path.stem for path in (page.TEXTS / paper.name).glob("*.md")} - {"reading", "elsewhere"}
         assert remarks <= paper.figures.keys()
 
 

@@ -19,7 +19,7 @@ def run(path, count):
 
 @pytest.mark.slow
 def test_readme(capsys):
-    names = run("README.md", 2)
+    names = run("README.md", 1)
     assert names["logits"].shape == (8, 10)
     assert names["report"].ok, str(names["report"])
     assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
@@ -48,3 +48,7 @@ def test_models():
     names = run("docs/models.md", 1)
     assert names["logits"].shape == (2, 10)
     assert (names["wide18"].width, names["wide18"].stages) == (128, (1, 1, 1, 1))
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 800

@@ -249,6 +249,22 @@ def test_the_page(judged, tmp_path):
     assert json.dumps(page.summary([odd], study), allow_nan=False)  # null, since JSON has no infinity
 
 
+def test_the_page_begins_with_the_answer(judged, tmp_path):
+    """Which rate, for which sizes, what it costs at most and what it may; then what that rests on."""
+    study, rows, curves = judged
+    (line,) = words.bottom_line([c for c in curves if c.name == "depth_mup"])
+    assert re.fullmatch(
+        r"Use 0\.\d+ for sgd under depth_mup: up to depth 24 it costs at most [\d.]+% \[.*\], margin .*", line
+    )
+    (none,) = words.bottom_line([c for c in curves if c.name == "mup"])
+    assert none == "For sgd no learning rate is known to be right at all larger sizes."
+    text = page.write(curves, rows, study, tmp_path, "python main.py sweep").read_text()
+    assert html.escape(line) in text
+    assert text.index(html.escape(line)) < text.index("<h2>")
+    assert f"{len(rows)} trainings of 3 seeds; written 20" in text
+    assert page.facts(pandas.DataFrame({"depth": [1, 2]})).startswith("2 trainings; written")
+
+
 def test_the_loss_over_training(judged, tmp_path):
     """The mean over the seeds at the smallest size's best learning rate, at each step."""
     _, rows, curves = judged

@@ -215,7 +215,7 @@ def test_train(call, corpus, tmp_path):  # noqa: F811
     options = (f"--config.data.data_dir={corpus}", "--config.epochs=4.0", f"--workdir={tmp_path / 'run'}")
     done = call("train", "--config=configs/text_gpt.py", *SMALL, *options)
     assert done.returncode == 0, done.stderr
-    assert "depth_mup, adamw, width 16, depth 2: 88 steps of 4 examples on 1 x cpu" in done.stdout
+    assert "completep, adamw, width 16, depth 2: 88 steps of 4 examples on 1 x cpu" in done.stdout
     assert "examples/s" in done.stdout
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())["metrics"]
     assert metrics["loss"] < math.log(256) - 2

@@ -33,7 +33,7 @@ def half_width(degrees: float, level: float = CONFIDENCE) -> float:
 
 
 def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """Losses cut at `cap` (None or infinity: the largest finite loss), which NaN and infinity, divergence, become."""
+    """`losses` cut at `cap` (None or infinity: the largest finite loss), which NaN and infinity, divergence, become."""
     losses = floats("losses", losses)
     finite = losses[np.isfinite(losses)]
     if cap is not None:
@@ -43,7 +43,7 @@ def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
 
 
 def log_losses(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """Natural logarithms of the `capped` losses; a loss of 0 counts as half the smallest other loss."""
+    """Natural logarithms of the losses, `capped` at cap; a loss of 0 counts as half the smallest other loss."""
     cut = capped(losses, cap)
     positive = cut[cut > FLOOR]
     return np.log(np.maximum(cut, positive.min() / 2 if positive.size else FLOOR))

@@ -42,7 +42,7 @@ def minimal_depth(edges: Edges, source: Hashable, sink: Hashable) -> int:
     minimal path length; each residual block counts as 1"). An edge without layers is the skip of a block: its length is
     that of a layer.
 
-    Edges and errors are those of `path_sum`.
+    edges, source, sink and errors are those of `path_sum`.
     """
     return _along(edges, source, sink, 0, lambda ways: min(length + max(1, layers) for length, layers in ways))
 

@@ -227,7 +227,7 @@ def margin_of(margin: float | str) -> Margin:
 
 def worth(over_steps: Transfer, share: float) -> str:
     """The margin that is worth a share of the training, such as .02 of its steps: by how many percent the loss falls
-    when the steps grow by it, from the best losses at the sizes of a result along "steps". Raises ValueError for a
+    when the steps grow by it, from the best losses of `over_steps`, a result along "steps". Raises ValueError for a
     result along another axis, and where the loss does not fall."""
     POSITIVE.check("share", share)
     best = [(size, o.loss) for size, o in zip(over_steps.values, over_steps.optima, strict=True) if o.loss > 0]
@@ -333,6 +333,8 @@ def _beyond(result: Transfer, value: str) -> str:
 
 def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
     """At the size with index `i`: the loss at the grid point nearest to `learning_rate`, minus the best loss.
+
+    result: what `transfer` returned.
 
     None if a seed diverges at that point, or if the point is more than half a grid step away, which happens outside the
     grid and in gaps of an adaptive sweep's grid. Raises ValueError for a learning rate that is not positive, and for an

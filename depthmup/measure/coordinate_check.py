@@ -15,10 +15,14 @@ from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimat
 from depthmup.names import POSITIVE, at_least_one, listed, short
 
 Shape = tuple[int, int]  # width and depth
+LINES = 15  # of a printed report
 
 
 class CoordinateReport(NamedTuple):
-    """The result of a coordinate check: all slopes, `verdict`, `ok`, `str(report)` (a table) and `plot(path)`."""
+    """The result of a coordinate check. `print` shows the verdict, what is farthest from it and what to do.
+
+    title: of the parameterization. slopes: all of them, judged or not. tolerance: largest slope that is ok.
+    """
 
     title: str
     slopes: list[Slope]
@@ -34,24 +38,34 @@ class CoordinateReport(NamedTuple):
         """Is the verdict "ok"?"""
         return self.verdict == OK
 
+    def table(self) -> str:
+        """The verdict and a row for every slope, also of those that are not judged."""
+        return "\n".join([*self._lines(), "", *_rows(self.slopes)])
+
     def __str__(self) -> str:
-        """The verdict, the slopes that are farthest from 0, the advice; then a table of all slopes."""
-        columns = "{:6} {:22} {:9} {:>4} {:>5}  {:22} {:22} {}"
-        head = ("axis", "trained", "quantity", "step", "seeds", "slope, 95% interval", "with a term 1/depth", "")
-        rows = [
-            (s.axis, s.group, s.quantity, s.step, s.changes.shape[1], str(s.plain), str(s.limit or ""),
-             s.answer or "(not judged)")
-            for s in self.slopes
-        ]  # fmt: skip
+        """At most LINES lines: the verdict, the slopes farthest from 0, the advice, and the farthest one of each group
+        that is not ok or undecided. `table()` has all."""
+        lines = self._lines()
+        worst: dict[tuple[str, str], Slope] = {}
+        for s in sorted(self.slopes, key=lambda s: (s.answer != NOT_OK, -abs(s.plain.slope))):
+            if s.answer in (NOT_OK, UNDECIDED):
+                worst.setdefault((s.axis, s.group), s)
+        shown = list(worst.values())[: LINES - len(lines) - 2]
+        rows = _rows(shown) if shown else []
+        return "\n".join([*lines, *rows, f"report.table() has all {len(self.slopes)} slopes"])
+
+    def _lines(self) -> list[str]:
+        """The verdict, the farthest slope along each axis, and advice."""
         judged = [s for s in self.slopes if s.judged]
         groups = len({s.group for s in judged})
         rule = f"within +-{self.tolerance:g} is ok, beyond it for {len(judged)} slopes together is not"
         lines = [f"{self.title}: {self.verdict} ({len(judged)} slopes of {groups} groups of parameters; {rule})"]
         for axis in dict.fromkeys(s.axis for s in judged):
-            worst = max((s for s in judged if s.axis == axis), key=lambda s: abs(s.plain.slope))
+            along = [s for s in judged if s.axis == axis]
+            worst = max(along, key=lambda s: ((OK, UNDECIDED, NOT_OK).index(s.answer), abs(s.plain.slope)))
             sizes = ", ".join(map(str, worst.sizes))
             lines.append(f"over {axis} {sizes}, the farthest: {worst.group} {worst.plain} {worst.answer}")
-        return "\n".join([*lines, *self._advice(), "", *(columns.format(*row).rstrip() for row in (head, *rows))])
+        return [*lines, *self._advice()]
 
     @property
     def undecided(self) -> list[Slope]:
@@ -80,6 +94,18 @@ class CoordinateReport(NamedTuple):
         plot_coordinates(self.title, self.slopes, path)
 
 
+def _rows(slopes: Sequence[Slope]) -> list[str]:
+    """A table of slopes, with its head."""
+    columns = "{:6} {:22} {:9} {:>4} {:>5}  {:22} {:22} {}"
+    head = ("axis", "trained", "quantity", "step", "seeds", "slope, 95% interval", "with a term 1/depth", "")
+    rows = [
+        (s.axis, s.group, s.quantity, s.step, s.changes.shape[1], str(s.plain), str(s.limit or ""),
+         s.answer or "(not judged)")
+        for s in slopes
+    ]  # fmt: skip
+    return [columns.format(*row).rstrip() for row in (head, *rows)]
+
+
 def coordinate_check(
     probe_at: Callable[[int, int], Probe],
     *,
@@ -106,6 +132,7 @@ def coordinate_check(
         the groups with an undecided slope, up to `max_seeds`; equal arguments give equal results. Further seeds are
         trained by the compiled programs of the first ones.
       tolerance: a slope is to be within +-tolerance.
+      title: of the report. progress: is called with a line for each shape and seed that is trained.
 
     Every judged slope gets one of three answers, from its interval: "ok", "not ok" or "undecided". `slope.answer` has
     the rule. Along depth a slope that falls like 1/depth is no fault, so from three depths on the slope is also fitted

@@ -79,8 +79,10 @@ def network_kernels(
 ) -> NetworkKernels:
     """H^l, Phi^l and G^l of a finite network, whose infinite-width limits `theory` computes.
 
-    Arguments as in `network_fields`. The function may be jitted, and vmapped over params of several seeds. For kernels
-    between test and training examples, give both in one x.
+    forward, params, x, phi and gamma0 are those of `network_fields`.
+
+    The function may be jitted, and vmapped over params of several seeds. For kernels between test and training
+    examples, give both in one x.
     """
     fields = network_fields(forward, params, x, phi=phi, gamma0=gamma0)
     return NetworkKernels(*(feature_kernels(field) for field in fields))

@@ -64,6 +64,7 @@ def probe(
       init: PRNG key -> parameters with the standard fan-in init; `probe` rescales them.
       loss: (parameters, batch, forward factors) -> scalar.
       features: (parameters, batch, forward factors) -> {"hidden": (..., width), "logits": ...}.
+      optimizer, learning_rate: of `dm.optimizer`. batch: what loss and features are given, the same at every step.
       head_dim: size of an attention head at this width, for the attention factor; None without attention.
       **options: options of `dm.optimizer`, such as eps.
     """

@@ -96,7 +96,7 @@ def stack(
 
 
 def states(sown: PyTree) -> list[jax.Array]:
-    """The states h^0 .. h^L, in order, from the collection "stream"."""
+    """The states h^0 .. h^L, in order. sown: the collection "stream" that `apply(..., mutable=["stream"])` returns."""
     if not isinstance(sown, Mapping):
         return list(sown)
     return [h for name in sorted(sown, key=natural) for h in states(sown[name])]

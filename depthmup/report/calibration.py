@@ -21,7 +21,9 @@ FILE = "calibration.json"
 
 
 def calibrate(settings: Settings, average: str = "arithmetic") -> MaximalUpdate:
-    """`measure.maximal_update` of a config: the learning rate is one at the parameterization's base shape.
+    """`measure.maximal_update` of a config's settings: the learning rate is one at the parameterization's base shape.
+
+    average: over layers, as in `maximal_update`.
 
     It takes a gradient and a jvp for each of sweep.seeds seeds, on the first data.batch_size training examples, which
     are not augmented, without clipping and label noise. Warns where depth is above .05 of the width. Raises ValueError
@@ -77,7 +79,7 @@ def key(study: Study, point: Point) -> str:
 
 
 def path_sum(settings: Settings) -> int:
-    """PathSum of the config's model: the sum over all its paths of (layers on the path)^3."""
+    """PathSum of the model of settings: the sum over all its paths of (layers on the path)^3."""
     return ConfigPoint(settings).path_sum
 
 

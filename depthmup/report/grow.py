@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from depthmup import bucket
+from depthmup import bucket, recommended
 from depthmup.batch_rules import RULES
 from depthmup.names import percent
 from depthmup.optim import family_of
@@ -49,7 +49,8 @@ def grow(
     """The settings of a wider, deeper, longer run with the hyperparameters that were tuned with `settings`.
 
     Hyperparameters are values at the base shape, so they stay and only the shape changes. What was tuned under "sp", at
-    the shape of `settings`, goes on under "depth_mup" with that shape as its base, where the two are the same network.
+    the shape of `settings`, goes on under the name of `recommended.take` with that shape as its base, where the two
+    are the same network.
 
     Args:
       width, depth: of the larger run, in the unit of model.width and model.depth.
@@ -75,10 +76,12 @@ def grow(
             notes.append(f"{c.name}, {c.optimizer}: {best} at {c.axis} {c.result.values[0]:g}; {c.result.line}")
     if settings.parameterization.name == "sp":
         model = task_of(tuned).model
-        changes["parameterization.name"] = "depth_mup"
+        layers = max(max(ways) for ways in model.ways)  # of a branch
+        rule = recommended.take("several" if layers > 1 else "one", family_of(settings.optimizer.name)) or "depth_mup"
+        changes["parameterization.name"] = rule
         changes["parameterization.base_width"], changes["parameterization.base_depth"] = model.width, tuned.model.depth
         changes["parameterization.base_head_dim"] = model.head_dim or 1
-        notes.append(f"sp is depth_mup at the shape where it was tuned: width {model.width}, depth {tuned.model.depth}")
+        notes.append(f"sp is {rule} at the shape where it was tuned: width {model.width}, depth {tuned.model.depth}")
     if batch_size is not None or epochs is not None:
         changes |= _run(settings, batch_size, epochs, batch_rule)
     grown = put(settings, changes | {"model.width": width, "model.depth": depth})
@@ -155,7 +158,7 @@ def _predicted(
     copied = grown.optimizer.learning_rate
     copies = f"learning rate {copied:.3g} is copied from the smallest size"
     if settings.parameterization.name == "sp":
-        return grown, f"{copies}: the law of rows under sp says nothing of depth_mup", None
+        return grown, f"{copies}: the law of rows under sp says nothing of {grown.parameterization.name}", None
     try:
         law = sweep_law(rows, ConfigStudy(settings), settings.optimizer.name, settings.parameterization.name).law
         sizes: dict[str, Any] = {"width": grown.model.width, "depth": grown.model.depth}

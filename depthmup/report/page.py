@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+import depthmup
 from depthmup.files import write_atomically
 from depthmup.fit import Drift, Optimum
 from depthmup.fit.verdict import NOTHING, UNDECIDED
@@ -76,6 +78,8 @@ def write(
         "report.html.jinja",
         data,
         blocks=[_block(block, None if unfinished else study, command) for block in words.blocks(curves)],
+        answers=[] if course or unfinished else words.bottom_line(curves),
+        facts=facts(rows),
         next=_next(curves, study, command, course) if not unfinished else "",
         laws=laws(curves),
         rules=rules(curves),
@@ -133,6 +137,15 @@ def _block(block: words.Block, study: Study | None, command: str) -> dict[str, A
         "table": rows,
         "columns": [title for title in rows[0] if title not in ("why", "decided by")],
     }
+
+
+def facts(rows: pandas.DataFrame) -> str:
+    """How many trainings and seeds a page rests on, when it was written, and in which environments."""
+    seeds = f" of {rows['seed'].nunique()} seeds" if "seed" in rows else ""
+    today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    return "; ".join(
+        [f"{len(rows):,} trainings{seeds}", f"written {today}", f"depthmup {depthmup.__version__}", *environments(rows)]
+    )
 
 
 def environments(rows: pandas.DataFrame) -> list[str]:

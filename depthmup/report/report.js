@@ -302,6 +302,7 @@
     if (plots[place.dataset.plot]) draw(place.dataset.plot, place);
   }
   if (written) follow();
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => (part.open = true)));
   document.documentElement.classList.add("live"); // from now on the plots stand in the place of the pictures
   history.scrollRestoration = "manual";
   if (performance.getEntriesByType("navigation")[0].type === "reload") scrollTo(0, before.down);

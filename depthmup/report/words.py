@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from depthmup.fit import Drift, Prediction, Transfer, Verdict
+from depthmup.fit.transfer import margin_words
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED
 from depthmup.report.curves import grouped_by
 from depthmup.settings import LEARNING_RATE, flat, value_of
@@ -130,6 +131,23 @@ def answers(curves: Sequence[TransferCurve]) -> str:
         rates = rates or "none is known to be right there: tune at each size"
         lines.append(f"learning rate to use at larger sizes: {rates}")
     return "\n".join(lines)
+
+
+def bottom_line(curves: Sequence[TransferCurve]) -> list[str]:
+    """The answer of a page, a line for each optimizer and parameterization whose rate transfers: which learning rate to
+    use for which sizes, what it costs there at most, and the margin; or one for an optimizer of which none does."""
+    rates = [c for c in curves if c.of_rate]
+    lines = []
+    for chosen in transferring(rates):
+        parts = []
+        for c in (c for c in rates if c.title == chosen.title):
+            tuned = "" if c.result.tuned == chosen.result.tuned else f" (the best there is {rate(c.result.tuned)})"
+            allowed = ", ".join(filter(None, (f"costs at most {c.result.cost}", margin_words(c.result))))
+            parts.append(f"up to {c.axis_name} {c.result.values[-1]:g}{tuned} it {allowed}")
+        lines.append(f"Use {rate(chosen.result.tuned)} for {chosen.optimizer} under {chosen.name}: {'; '.join(parts)}.")
+    known = {c.optimizer for c in transferring(rates)}
+    without = [name for name in dict.fromkeys(c.optimizer for c in rates) if name not in known]
+    return [*lines, *(f"For {name} no learning rate is known to be right at all larger sizes." for name in without)]
 
 
 def transferring(curves: Sequence[TransferCurve]) -> list[TransferCurve]:

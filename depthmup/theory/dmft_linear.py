@@ -34,7 +34,7 @@ def linear_dmft(
 
     Args:
       problem: a `Problem` with activation="linear" and branch_weights=1. Or, in short, give its kernel Kx, y, and its
-        other fields by name: linear_dmft(Kx, y, depth=8, steps=10, eta0=0.3); the activation is then "linear".
+        other fields by name (options): linear_dmft(Kx, y, depth=8, steps=10, eta0=0.3).
       depths: L, 2L and 4L, from which infinite depth is extrapolated.
       memory_limit: GiB that the coefficients may take.
 

@@ -40,9 +40,9 @@ def dmft(
     moments and come in sets of four of opposite signs, so that the result is exact for a linear activation.
 
     Args:
-      problem: a `Problem`; or, in short, give its kernel Kx, y, and its other fields by name: dmft(Kx, y, depth=3,
-        steps=10, eta0=0.5). With branch_weights=2 the kernels are those of the stream h, and there is no warning of an
-        unstable learning rate.
+      problem: a `Problem`; or, in short, give its kernel Kx, y, and its other fields by name (options): dmft(Kx, y,
+        depth=3, steps=10, eta0=0.5). With branch_weights=2 the kernels are those of the stream h, and there is no
+        warning of an unstable learning rate.
       samples: S of each replicate, rounded up to a multiple of 4; at least 8 (P + branch_weights L T P C).
       replicates: the number of independent runs. The result is their mean, and `stderr` its standard error. A further
         error of order 1 / samples is common to all of them.

@@ -98,7 +98,7 @@ def train(
 def cost(sweep: Settings | Mapping[str, Any] | Study, shard: tuple[int, int] = (0, 1), yes: bool = False) -> str:
     """The cost of a sweep that has not begun, in words, as --dry_run prints it. This measures a few training steps.
 
-    Arguments and errors are those of `train`.
+    sweep, shard, yes and errors are those of `train`.
     """
     study = ConfigStudy.of(sweep)
     plan = part(study, checked(study, shard, yes), *shard)

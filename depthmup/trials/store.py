@@ -187,12 +187,12 @@ def load(workdir: str | Path) -> pandas.DataFrame:
 
 
 def curves(workdir: str | Path) -> pandas.DataFrame:
-    """The learning curves of a sweep: columns key (as in `load`), step, loss, grad_norm."""
+    """The learning curves of the sweep in workdir: columns key (as in `load`), step, loss, grad_norm."""
     return _lists(bucket.folder(workdir), "curve", "learning curves")
 
 
 def measured(workdir: str | Path) -> pandas.DataFrame:
-    """The measurements of a sweep (sweep.measure): columns key (as in `load`), step, quantity, layer, value."""
+    """Measurements (sweep.measure) in a sweep's workdir: columns key (as in `load`), step, quantity, layer, value."""
     return _lists(bucket.folder(workdir), "measured", "measurements")
 
 

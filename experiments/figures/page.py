@@ -1,7 +1,7 @@
 """docs/results.md: a row for every figure, table and theorem of the papers, and a section for each that has a module.
 
-Its prose is in docs/results/: introduction.md, reading.md and configs.md, and in the folder of each paper reading.md,
-the remarks on a figure, NAME.md, and the rows of figures that have no module, elsewhere.md.
+Its prose is in texts/, with links as from docs/: introduction.md, reading.md and configs.md, and in the folder of each
+paper reading.md, the remarks on a figure, NAME.md, and the rows of figures that have no module, elsewhere.md.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from depthmup.settings import from_config
 from experiments import paper_a, paper_b, published
 from experiments.figures.figure import Experiment, Outcome, Paper, Sweeps
 from experiments.output import AGREES, DISAGREES, NOT_RUN, UNDECIDED, markdown
-from experiments.published import RESULTS, ROOT, Sweep
+from experiments.published import ROOT, Sweep
 
 PAPERS = (paper_a.PAPER, paper_b.PAPER)
 PAGE = ROOT / "docs" / "results.md"
+TEXTS = Path(__file__).parent / "texts"
 FIRST = ("question", "the papers say", "here", "number")
 COLUMNS = ("figure", "the paper says", "here", "number")
 LABELS = (AGREES, DISAGREES, UNDECIDED, NOT_RUN, "-")  # of a row; "-": a definition, which says nothing to test
@@ -42,9 +43,9 @@ def text(sweeps: Mapping[str, Sweeps]) -> str:
     every = [sweep for paper in PAPERS for sweep in sweeps[paper.name].values()]
     hours = sum(sweep.about["minutes"] for sweep in every) / 60
     trained = f"In all {sum(len(sweep.rows) for sweep in every):,} trainings of {len(every)} sweeps, {hours:.0f} hours."
-    parts = [included(RESULTS / "introduction.md"), _first(sweeps, outcomes), included(RESULTS / "reading.md"), trained]
+    parts = [included("introduction"), _first(sweeps, outcomes), included("reading"), trained]
     parts += [_of_paper(paper, sweeps[paper.name], outcomes[paper.name]) for paper in PAPERS]
-    return "\n\n".join(filter(None, [*parts, included(RESULTS / "configs.md")])) + "\n"
+    return "\n\n".join(filter(None, [*parts, included("configs")])) + "\n"
 
 
 def judged(paper: Paper, sweeps: Sweeps) -> dict[str, Outcome]:
@@ -53,10 +54,10 @@ def judged(paper: Paper, sweeps: Sweeps) -> dict[str, Outcome]:
     return {name: paper.figures[name].outcome(of_figure) for name, of_figure in complete.items() if of_figure}
 
 
-def included(path: Path) -> str:
-    """The text of a file in docs/results/, with its links as from docs/; "" if there is none."""
-    text = path.read_text().strip() if path.exists() else ""
-    return re.sub(r"\]\((?:\.\./)+(?:results\.md(?=#))?", "](", text)
+def included(name: str) -> str:
+    """The text of a file in texts/, such as "paper_a/1"; "" if there is none."""
+    path = TEXTS / f"{name}.md"
+    return path.read_text().strip() if path.exists() else ""
 
 
 def _first(sweeps: Mapping[str, Sweeps], outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
@@ -85,7 +86,7 @@ def _of_paper(paper: Paper, sweeps: Sweeps, outcomes: Mapping[str, Outcome]) -> 
             sections[figure.figure] = _section(paper, name, finished(figure, sweeps), outcomes[name])
         if name not in outcomes or not figure.question:
             rows[figure.figure] = _row(paper, name, sweeps, outcomes)
-    parts = [f"## Paper {paper.title}", included(paper.rows / "reading.md"), "Not in the first table:"]
+    parts = [f"## Paper {paper.title}", included(f"{paper.name}/reading"), "Not in the first table:"]
     parts.append(markdown(COLUMNS, (rows[name] for name in ordered(rows))))
     return "\n\n".join(filter(None, [*parts, *(sections[name] for name in ordered(sections))]))
 
@@ -103,7 +104,7 @@ def _row(paper: Paper, name: str, sweeps: Sweeps, outcomes: Mapping[str, Outcome
 
 def elsewhere(paper: Paper) -> list[tuple[str, ...]]:
     """The rows of figures that have no module, with the cells of COLUMNS: other experiments show them, or nothing."""
-    lines = included(paper.rows / "elsewhere.md").splitlines()[2:]
+    lines = included(f"{paper.name}/elsewhere").splitlines()[2:]
     return [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines]
 
 
@@ -139,7 +140,7 @@ def _section(paper: Paper, name: str, sweeps: Sweeps, outcome: Outcome) -> str:
     figure = paper.figures[name]
     command = f"`{paper.name} {name}{'' if figure.classes == 10 else f' --data=DIR{figure.classes}'}`"
     pictures = (f"![{picture}](images/{paper.name}/{picture}.png)" for picture in figure.pictures(sweeps))
-    parts = [f"### {title(figure)}", command, included(paper.rows / f"{name}.md"), *pictures, outcome.table]
+    parts = [f"### {title(figure)}", command, included(f"{paper.name}/{name}"), *pictures, outcome.table]
     return "\n\n".join(filter(None, parts))
 
 
