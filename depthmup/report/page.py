@@ -7,7 +7,7 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-import depthmup
 from depthmup.files import write_atomically
 from depthmup.fit import Drift, Optimum
 from depthmup.fit.verdict import NOTHING, UNDECIDED
@@ -144,7 +143,12 @@ def facts(rows: pandas.DataFrame) -> str:
     seeds = f" of {rows['seed'].nunique()} seeds" if "seed" in rows else ""
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     return "; ".join(
-        [f"{len(rows):,} trainings{seeds}", f"written {today}", f"depthmup {depthmup.__version__}", *environments(rows)]
+        [
+            f"{len(rows):,} trainings{seeds}",
+            f"written {today}",
+            f"depthmup {metadata.version('depthmup')}",
+            *environments(rows),
+        ]
     )
 
 
