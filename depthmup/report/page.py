@@ -6,8 +6,9 @@ import base64
 import datetime
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,12 +142,13 @@ def _block(block: words.Block, study: Study | None, command: str) -> dict[str, A
 def facts(rows: pandas.DataFrame) -> str:
     """How many trainings and seeds a page rests on, when it was written, and in which environments."""
     seeds = f" of {rows['seed'].nunique()} seeds" if "seed" in rows else ""
+    version = sys.modules["depthmup"].__version__  # to import the package here would be a circle
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     return "; ".join(
         [
             f"{len(rows):,} trainings{seeds}",
             f"written {today}",
-            f"depthmup {metadata.version('depthmup')}",
+            f"depthmup {version}",
             *environments(rows),
         ]
     )
