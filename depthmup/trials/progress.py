@@ -56,6 +56,7 @@ class Progress:
         self._expected: dict[str, float] = {}  # time of each group
         self._shares: dict[str, float] = {}  # of each group that are done
         self._running = ""  # the group that this process trains
+        self._elsewhere = 0  # groups that run with the workers of an executor
         self._measured = False
         self._start = self._heard = 0.0  # when the first group began; when a group last reported
         self._trials = self._done = 0
@@ -90,6 +91,11 @@ class Progress:
     def note(self, text: str) -> None:
         """Set the text that is shown while no group runs here."""
         self._note = text
+        self._now_and_then()
+
+    def elsewhere(self, groups: int) -> None:
+        """So many groups run with the workers of an executor, who tell nothing before they are done."""
+        self._start, self._elsewhere = self._start or time.monotonic(), groups
         self._now_and_then()
 
     def running(self, name: str, words: str, share: float) -> None:
@@ -128,7 +134,12 @@ class Progress:
 
     def waiting(self) -> int:
         """The number of groups that are not done and that this process has not begun."""
-        return sum(share < 1 for share in list(self._shares.values())) - bool(self._running)
+        return sum(share < 1 for share in list(self._shares.values())) - self._at_work
+
+    @property
+    def _at_work(self) -> int:
+        """The number of groups that run."""
+        return self._elsewhere or bool(self._running)
 
     def _trained(self) -> tuple[float, float]:
         """Expected time of what is done, and of the whole."""
@@ -138,7 +149,7 @@ class Progress:
     def line(self) -> str:
         """One line with the groups, the trials per minute and the time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
-        left, running, waiting = self.seconds(), int(bool(self._running)), self.waiting()
+        left, running, waiting = self.seconds(), int(self._at_work), self.waiting()
         if self._start and not running + waiting:
             remaining = f"nothing left{self._of_what}"
         else:
