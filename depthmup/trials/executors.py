@@ -6,6 +6,7 @@ import contextlib
 import functools
 import ipaddress
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -26,6 +27,7 @@ from depthmup.trials.remote import LOCAL_RANK
 Name = Literal["local", "dask", "slurm", "mpi"]
 ENCRYPTED = ("tls", "wss", "inproc")  # what Dask's addresses may begin with anywhere
 ONE_AT_A_TIME = ["--nthreads", "1"]  # of a Dask worker: JAX has the threads
+LOGS = "jobs"  # folder of what Slurm's jobs print, in the workdir
 SEVERAL = ("directives", "prologue", "args", "skip")  # ends of names of dask-jobqueue that take a list
 
 
@@ -132,8 +134,7 @@ def _local(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _dask(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
-    from distributed import Client
-
+    Client = _client()
     if not wanted.scheduler:
         raise SettingsError("--executor=dask needs --scheduler=tls://HOST:PORT, or the scheduler's file")
     path = Path(wanted.scheduler)
@@ -147,9 +148,9 @@ def _dask(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
 @contextlib.contextmanager
 def _slurm(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
     from dask_jobqueue import SLURMCluster
-    from distributed import Client
 
-    options: dict[str, Any] = {"processes": 1}
+    Client = _client()
+    options: dict[str, Any] = {"processes": 1, "log_directory": str(workdir / LOGS)}
     for name, value in (wanted.slurm or {}).items():
         options[name] = [value] if name.endswith(SEVERAL) else int(value) if value.isdigit() else value
     options["worker_extra_args"] = [*options.get("worker_extra_args", ()), *ONE_AT_A_TIME]
@@ -204,6 +205,14 @@ def check_scheduler(address: str, insecure: bool) -> None:
             f"--scheduler={address} is not encrypted, and whoever reaches it may run code: give it TLS (tls://), or "
             "--insecure in a network that you trust"
         )
+
+
+def _client() -> Any:
+    """Dask's class of this name, which logs warnings alone."""
+    from distributed import Client
+
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    return Client
 
 
 def _say_where(client: Any) -> None:
