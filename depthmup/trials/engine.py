@@ -194,16 +194,20 @@ class _Training:
 
         wanted: rows -> trials. why: what the trials are for, if not those of the plan.
         """
-        asked, todo = set[str](), list[Group]()
+        asked, todo, seen = set[str](), list[Group](), -1
         while True:
-            new = [trial for trial in wanted(self.store.rows) if trial.key not in asked]
-            asked |= {trial.key for trial in new}
-            more = self._missing(grouped(self.study, new, self.sizes)) if self._lacks(new) else []
-            todo = self._missing(todo) + more
+            more = list[Group]()
+            if len(self.store.rows) != seen:
+                seen = len(self.store.rows)
+                new = [trial for trial in wanted(self.store.rows) if trial.key not in asked]
+                asked |= {trial.key for trial in new}
+                if any(trial.key not in self.store.rows for trial in new):
+                    more = missing(grouped(self.study, new, self.sizes), self.store.rows)
             if more:
                 self._say_cost(more, why)
                 self.progress.expect(self.estimator.expected(more), self.estimator.measured)
             self._say_messages()
+            todo = missing([*todo, *more], self.store.rows)
             if not todo:
                 return
             self.workers.train(todo, self._add)
@@ -212,12 +216,6 @@ class _Training:
         self.store.add(finished)
         self._say_messages()
         self.progress.finished(planned.name, len(finished))
-
-    def _lacks(self, trials: Sequence[Trial]) -> bool:
-        return any(trial.key not in self.store.rows for trial in trials)
-
-    def _missing(self, groups: Sequence[Group]) -> list[Group]:
-        return missing(groups, self.store.rows)
 
     def _say_cost(self, todo: Sequence[Group], why: str) -> None:
         """Print the cost of the groups: of the plan once per call of `train`, and of all that follows it.

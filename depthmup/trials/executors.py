@@ -27,7 +27,7 @@ from depthmup.trials.remote import LOCAL_RANK
 Name = Literal["local", "dask", "slurm", "mpi"]
 ENCRYPTED = ("tls", "wss", "inproc")  # what Dask's addresses may begin with anywhere
 ONE_AT_A_TIME = ["--nthreads", "1"]  # of a Dask worker: JAX has the threads
-LOGS = "jobs"  # folder of what Slurm's jobs print, in the workdir
+LOGS = "jobs"  # folder of what Slurm's jobs print, and their keys, in the workdir
 SEVERAL = ("directives", "prologue", "args", "skip")  # ends of names of dask-jobqueue that take a list
 
 
@@ -150,20 +150,21 @@ def _slurm(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
     from dask_jobqueue import SLURMCluster
 
     Client = _client()
-    options: dict[str, Any] = {"processes": 1, "log_directory": str(workdir / LOGS)}
+    jobs = (workdir / LOGS).absolute()
+    jobs.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"processes": 1, "log_directory": str(jobs)}
     for name, value in (wanted.slurm or {}).items():
         options[name] = [value] if name.endswith(SEVERAL) else int(value) if value.isdigit() else value
     options["worker_extra_args"] = [*options.get("worker_extra_args", ()), *ONE_AT_A_TIME]
     if not wanted.insecure:
-        options |= {"security": True, "shared_temp_directory": str(workdir.absolute())}
-    jobs = at_least_one("--workers", wanted.workers or 1)
-    workdir.mkdir(parents=True, exist_ok=True)
+        options |= {"security": True, "shared_temp_directory": str(jobs)}
+    count = at_least_one("--workers", wanted.workers or 1)
     try:
         cluster = SLURMCluster(**options)
-    except TypeError as error:
-        raise SettingsError(f"--slurm: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"--slurm: {str(error).partition('. ')[0]}") from error
     with cluster, Client(cluster) as client:
-        cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)  # a job that ends before the sweep is replaced
+        cluster.adapt(minimum_jobs=count, maximum_jobs=count)  # a job that ends before the sweep is replaced
         _say_where(client)
         yield client.get_executor(pure=False)
 

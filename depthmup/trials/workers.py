@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from depthmup import bucket
 from depthmup.interrupt import GOES_ON, KEPT
-from depthmup.names import short
 from depthmup.settings import SettingsError
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.claims import Claims, OneProcess, first_free
@@ -143,7 +142,7 @@ class Pool(Workers):
         self._executor, self._retries, self._workdir = executor, retries, workdir
         self._parcel = pack(study, workdir)
         self._running = dict[Future[Any], Any]()  # {future: name of the call}
-        self._lost = collections.Counter[Any]()
+        self._lost, self._errors = collections.Counter[Any](), dict[Any, Exception]()
 
     def at_once(self, first: Mapping[Program, Trial]) -> Callable[[Program], int]:
         def call(program: Program) -> _Call:
@@ -179,28 +178,27 @@ class Pool(Workers):
     def _results(self, names: Iterable[Any], call_of: Callable[[Any], _Call]) -> dict[Any, Any]:
         """{name: result} of those calls that have ended. The others are made unless they run; waits a moment for them.
 
-        What went wrong is raised where nothing has ended well, so that all rows are added before.
+        What went wrong is raised when nothing runs any more, so that the rows of all other groups are there.
         """
-        running = set(self._running.values())
         for name in names:
-            if name not in running:
+            if name not in self._running.values() and name not in self._errors:
                 self._submit(name, call_of(name))
         self._progress.elsewhere(sum(future.running() for future in self._running))
         done, _ = wait(self._running, WAIT, FIRST_COMPLETED)
-        results, errors = dict[Any, Any](), list[Exception]()
+        results = dict[Any, Any]()
         for future in done:
             name = self._running.pop(future)
             try:
                 result = future.result()
             except (Exception, asyncio.CancelledError) as error:
-                errors += self._lose(name, call_of(name).words, error)
+                self._lose(name, call_of(name).words, error)
                 continue
             if isinstance(result, Failure):
-                errors.append(_error(call_of(name).words, result))
+                self._errors[name] = _error(call_of(name).words, result)
             else:
                 results[name] = result
-        if errors and not results:
-            raise errors[0]
+        if self._errors and not (self._running or results):
+            raise next(iter(self._errors.values()))
         return results
 
     def _submit(self, name: Any, call: _Call) -> None:
@@ -210,14 +208,14 @@ class Pool(Workers):
             raise WorkersLost(f"the executor takes no more work ({_in_words(error)}): {KEPT}") from error
         self._running[future] = name
 
-    def _lose(self, name: Any, words: str, error: BaseException) -> list[Exception]:
-        """Count and say that the worker of a call was lost. The error, if that was too often."""
+    def _lose(self, name: Any, words: str, error: BaseException) -> None:
+        """Count and say that the worker of a call was lost."""
         self._lost[name] += 1
         text = f"{words}: its worker was lost ({_in_words(error)})"
         if self._lost[name] > self._retries:
-            return [WorkersLost(f"{text}, {self._lost[name]} times: {KEPT}")]
-        self._progress.say(f"{text}; it is submitted again")
-        return []
+            self._errors[name] = WorkersLost(f"{text}, {self._lost[name]} times: {KEPT}")
+        else:
+            self._progress.say(f"{text}; it is submitted again")
 
 
 def check_executor(executor: Any, shard: tuple[int, int]) -> None:
@@ -241,4 +239,4 @@ def _error(words: str, failure: Failure) -> Exception:
 
 
 def _in_words(error: BaseException) -> str:
-    return short(f"{type(error).__name__}: {error}".rstrip(": "))
+    return " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
