@@ -101,11 +101,11 @@ def sweep(
     if workdir is None:
         raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
     if not executor:
-        if workers or scheduler or slurm or insecure:
+        if workers is not None or scheduler or slurm or insecure:
             raise SettingsError("--workers, --scheduler, --slurm and --insecure are for --executor: give that too")
         result = sweeps.run(settings, workdir, command, shard=part, yes=yes)
     else:
-        wanted = Wanted(executor, workers, scheduler, pairs("slurm", slurm, "="), insecure)
+        wanted = Wanted(executor, workers, scheduler, pairs("slurm", slurm, "=") or None, insecure)
         with executor_of(wanted, workdir) as of_workers:
             if of_workers is None:  # this process was a worker
                 return 0

@@ -6,7 +6,7 @@ what=${1:?start or stop}; dir=$(mkdir -p "${2:?a folder}" && cd "$2" && pwd)
 case $what in
 start)
   mkdir -p "$dir/state" "$dir/spool" "$dir/log"; chmod 755 "$dir"
-  host=$(hostname -s); cores=$(nproc); memory=$(awk '/MemTotal/ {print int($2 / 1024 * .8)}' /proc/meminfo)
+  host=$(hostname -s); cores=$(nproc --all); memory=$(awk '/MemTotal/ {print int($2 / 1024 * .8)}' /proc/meminfo)
   mkdir -p /run/munge; chown munge:munge /run/munge
   [ -s /etc/munge/munge.key ] || { dd if=/dev/urandom of=/etc/munge/munge.key bs=128 count=1 2>/dev/null; chown munge:munge /etc/munge/munge.key; chmod 400 /etc/munge/munge.key; }
   munge -n >/dev/null 2>&1 || { su munge -s /bin/sh -c "/usr/sbin/munged --pid-file=/run/munge/munged.pid"; touch "$dir/own_munged"; }

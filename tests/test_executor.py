@@ -1,10 +1,12 @@
 """Sweeps whose groups an executor's workers train: the rows of one process, bit for bit."""
 
+import importlib
 import importlib.util
 import itertools
 import json
 import multiprocessing
 import signal
+import sys
 import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -16,9 +18,9 @@ import depthmup as dm
 from depthmup.settings import SettingsError
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
-from depthmup.trials import remote, workers
+from depthmup.trials import executors, remote, workers
 from depthmup.trials.engine import train
-from depthmup.trials.executors import Local, check_scheduler
+from depthmup.trials.executors import Local, Wanted, check_scheduler, executor_of
 from depthmup.trials.group import Runner
 from depthmup.trials.plan import trials
 from depthmup.trials.store import Store
@@ -56,8 +58,8 @@ class Losing(Executor):
         self.executor, self.lost, self.calls = executor, lost, []
 
     def submit(self, function, /, *arguments):
-        self.calls.append(arguments[1:])
-        if self.calls.count(arguments[1:]) > self.lost:
+        self.calls.append(arguments[2:])
+        if self.calls.count(arguments[2:]) > self.lost:
             return self.executor.submit(function, *arguments)
         future = Future()
         future.set_exception(ConnectionError("gone"))
@@ -136,7 +138,7 @@ def test_what_a_lost_worker_had_is_submitted_again(alone, threads, tmp_path):
 def test_the_others_are_trained_where_a_group_loses_its_workers(alone, threads, tmp_path):
     class OfOne(Losing):
         def submit(self, function, /, *arguments):
-            self.lost = 9 * (arguments[1] is remote.train_group and arguments[2][0][1] == 2**-4)  # the lowest rate
+            self.lost = 9 * (arguments[2] is remote.train_group and arguments[3][0][1] == 2**-4)  # the lowest rate
             return super().submit(function, *arguments)
 
     with pytest.raises(WorkersLost):
@@ -169,7 +171,7 @@ class Waiting(Executor):
         self.executor, self.free = executor, threading.Event()
 
     def submit(self, function, /, *arguments):
-        _, task, *rest = arguments
+        _, _, task, *rest = arguments
         point = None if task is remote.most_at_once else rest[0][0][0]
         if point and (point.optimizer, point.depth) == ("sgd", 4):
             self.free.set()
@@ -215,6 +217,32 @@ def test_what_cannot_train(threads, tmp_path):
         run(tmp_path, threads)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (Wanted("ray"), r"unknown --executor 'ray' \(known: dask, local, mpi, slurm\)"),
+        (Wanted("mpi", workers=2), "--workers is for --executor=local and slurm, not for mpi"),
+        (Wanted("local", scheduler="tls://a:1"), "--scheduler is for --executor=dask, not for local"),
+        (Wanted("local", workers=0), "--workers must be at least 1"),
+        (Wanted("dask"), "--executor=dask needs --scheduler=tls://HOST:PORT, or the scheduler's file"),
+        (Wanted("dask", scheduler="tcp://10.0.0.1:8786"), "is not encrypted"),
+    ],
+)
+def test_wrong_flags(wanted, message, tmp_path):
+    with pytest.raises(ValueError, match=message), executor_of(wanted, tmp_path):
+        pass
+
+
+def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.setattr(executors, "_client", lambda: importlib.import_module("distributed"))
+    with (
+        pytest.raises(SettingsError, match=r"--executor=dask needs distributed: pip install 'depthmup\[dask\]'"),
+        executor_of(Wanted("dask", scheduler="tls://a:1"), tmp_path),
+    ):
+        pass
+
+
 def test_a_worker_that_would_train_something_else_says_so(tmp_path):
     study = tiny.study(**SMALL)
     parcel, words = remote.pack(study, tmp_path), remote.words_of(trials(study)[0])
@@ -228,7 +256,7 @@ def test_a_worker_that_would_train_something_else_says_so(tmp_path):
         (parcel._replace(digest="0"), "has changed: start the sweep again"),
         (parcel._replace(content=str(tmp_path / "nothing")), "give a workdir on a file system that all workers see"),
     ):
-        answer = remote.work(changed, remote.most_at_once, words)
+        answer = remote.work("0", changed, remote.most_at_once, words)
         assert isinstance(answer, remote.Failure)
         assert answer.of_input
         assert "\n" not in answer.words

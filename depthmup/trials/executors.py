@@ -51,7 +51,7 @@ def executor_of(wanted: Wanted, workdir: Path) -> Iterator[Executor | None]:
     if wanted.name not in get_args(Name):
         raise unknown("--executor", wanted.name, get_args(Name))
     for flag, names in (("workers", ("local", "slurm")), ("scheduler", ("dask",)), ("slurm", ("slurm",))):
-        if getattr(wanted, flag) and wanted.name not in names:
+        if getattr(wanted, flag) not in (None, "") and wanted.name not in names:
             raise SettingsError(f"--{flag} is for --executor={' and '.join(names)}, not for {wanted.name}")
     try:
         with _OF[wanted.name](wanted, workdir) as executor:  # type: ignore[index]
@@ -125,7 +125,7 @@ def _serve(connection: Connection, number: int, count: int) -> None:
 
 @contextlib.contextmanager
 def _local(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
-    executor = Local(at_least_one("--workers", wanted.workers or 1))
+    executor = Local(at_least_one("--workers", 1 if wanted.workers is None else wanted.workers))
     try:
         yield executor
     finally:
@@ -142,7 +142,7 @@ def _dask(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
     check_scheduler(address, wanted.insecure)
     with Client(address) as client:
         _say_where(client)
-        yield client.get_executor(pure=False)
+        yield client.get_executor()
 
 
 @contextlib.contextmanager
@@ -158,7 +158,7 @@ def _slurm(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
     options["worker_extra_args"] = [*options.get("worker_extra_args", ()), *ONE_AT_A_TIME]
     if not wanted.insecure:
         options |= {"security": True, "shared_temp_directory": str(jobs)}
-    count = at_least_one("--workers", wanted.workers or 1)
+    count = at_least_one("--workers", 1 if wanted.workers is None else wanted.workers)
     try:
         cluster = SLURMCluster(**options)
     except (TypeError, ValueError) as error:
@@ -166,7 +166,7 @@ def _slurm(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
     with cluster, Client(cluster) as client:
         cluster.adapt(minimum_jobs=count, maximum_jobs=count)  # a job that ends before the sweep is replaced
         _say_where(client)
-        yield client.get_executor(pure=False)
+        yield client.get_executor()
 
 
 @contextlib.contextmanager

@@ -95,8 +95,11 @@ def words_of(trial: Trial) -> Words:
     return trial.point, trial.learning_rate, trial.seed
 
 
-def work(parcel: Parcel, task: Callable[..., Any], *arguments: Any) -> Any:
-    """What a worker is called with: task(the opened study, *arguments), or a `Failure`."""
+def work(number: str, parcel: Parcel, task: Callable[..., Any], *arguments: Any) -> Any:
+    """What a worker is called with: task(the opened study, *arguments), or a `Failure`.
+
+    number: another for each call, since Dask takes equal calls for one, which fails once for all.
+    """
     with _alone:
         try:
             return task(_opened(parcel), *arguments)

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import functools
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -203,7 +204,7 @@ class Pool(Workers):
 
     def _submit(self, name: Any, call: _Call) -> None:
         try:
-            future = self._executor.submit(work, self._parcel, call.task, *call.arguments)
+            future = self._executor.submit(work, uuid.uuid4().hex, self._parcel, call.task, *call.arguments)
         except Exception as error:  # of any kind: an executor that is broken, shut down or not reached
             raise WorkersLost(f"the executor takes no more work ({_in_words(error)}): {KEPT}") from error
         self._running[future] = name
