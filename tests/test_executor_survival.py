@@ -75,8 +75,10 @@ def test_local_workers_are_killed(tmp_path):
 
 @needs_dask
 def test_dask_workers_are_killed(tmp_path):
+    import dask
     from distributed import Client, LocalCluster
 
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"})  # while it is started again
     cluster = LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=None, local_directory=tmp_path / "dask")
 
     def pids():
