@@ -175,6 +175,7 @@ def main(argv: Sequence[str], program: str) -> None:
     from depthmup.settings import from_config
     from depthmup.train.stop import Stopped
     from depthmup.train.workdir import NotSaved, WorkdirError
+    from depthmup.trials.workers import WorkersLost
 
     command = f"{program} {shlex.join(sys.argv[1:])}"
     try:
@@ -184,7 +185,7 @@ def main(argv: Sequence[str], program: str) -> None:
         status = verbs.VERBS[verb](settings, workdir, command, **options)
     except (ValueError, WorkdirError) as error:
         fail(str(error))
-    except NotSaved as error:
+    except (NotSaved, WorkersLost) as error:
         print("error:", error, file=sys.stderr)
         status = 1
     except OSError as error:  # a full disk, a folder that cannot be written

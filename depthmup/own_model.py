@@ -496,10 +496,12 @@ class Setup:
             measure: ("noise_scale",): the gradient noise scale, `measure_points` (5) times in each training;
             own_outputs: True: the loss takes what the model returns, not its logits;
             adaptive, per_octave (2), at_once, max_trials, devices_per_trial, wrapper ("pmap", "jit"),
-            shard ((i, n)), progress (True).
+            shard ((i, n)), progress (True);
+            executor: any concurrent.futures.Executor, such as client.get_executor() of a Dask client, whose workers
+            train (docs/sweeps.md); retries (2): how often a group is submitted again whose worker was lost.
 
         Raises ValueError for arguments that cannot be trained, before anything is compiled, WorkdirError for a workdir
-        of another model, other data or settings, and Stopped when interrupted.
+        of another model, other data or settings, Stopped when interrupted, and WorkersLost of an executor.
         """
         from depthmup.tuning import sweep  # the engine is loaded when it is needed
 

@@ -47,6 +47,8 @@ CHOSEN = (  # arguments of `m.sweep` that a tune chooses itself
     "learning_rates",
     "against",
     "shard",
+    "executor",
+    "retries",
 )
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,6 +44,7 @@ from depthmup.trials.engine import cost
 from depthmup.trials.identity import settings
 from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Training
 from depthmup.trials.study import Axis, Size
+from depthmup.trials.workers import RETRIES
 
 # log2 of the lowest and the highest learning rate of a grid that nobody gave.
 GRIDS: dict[str, tuple[float, float]] = {
@@ -63,11 +65,13 @@ def sweep(
     workdir: str | Path | None = None,
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
+    executor: Executor | None = None,
+    retries: int = RETRIES,
     **options: Any,
 ) -> SweepResult:
     """`Setup.sweep`, which explains the arguments."""
     study = study_of(setup, loss, batches, **options)
-    return _run(study, workdir, shard=shard, progress=progress)
+    return _run(study, workdir, shard=shard, progress=progress, executor=executor, retries=retries)
 
 
 def _run(study: ModelStudy, workdir: str | Path | None, **options: Any) -> SweepResult:
@@ -366,7 +370,8 @@ def tune(
 ) -> SweepResult:
     """`Setup.tune`, which explains the arguments."""
     width, depth = setup.parameterization.base_or(setup.width, setup.depth)
-    workdir, progress = options.pop("workdir", None), options.pop("progress", True)
+    workdir = options.pop("workdir", None)
+    how = {name: options.pop(name) for name in ("progress", "executor", "retries") if name in options}
     shared = {"steps": steps, **options}
     at_base = study_of(
         setup,
@@ -377,7 +382,7 @@ def tune(
         depths=(),
         **{**shared, "adaptive": True},
     )
-    result = _run(at_base, workdir, progress=progress)
+    result = _run(at_base, workdir, **how)
     sizes = {"widths": (width, 2 * width, 4 * width), "depths": (depth, 2 * depth, 4 * depth)}
     needed = cost(study_of(setup, loss, batches, learning_rates=learning_rate, **{**shared, **sizes, "adaptive": True}))
     rate = result.learning_rate

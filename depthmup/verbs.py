@@ -32,6 +32,7 @@ from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
+from depthmup.trials.executors import Wanted, executor_of
 from depthmup.tune_target import CONFIG_SIZES, TOLERANCE, tune_config
 from depthmup.usage import FLAGS, changed, number, pairs
 
@@ -83,6 +84,11 @@ def sweep(
     yes: bool = False,
     shard: str = "0/1",
     tables: bool = False,
+    executor: str = "",
+    workers: int | None = None,
+    scheduler: str = "",
+    slurm: str = "",
+    insecure: bool = False,
 ) -> int:
     """Train what is missing of the sweep, then verdicts, pictures and report; or say what it would cost."""
     numbers = re.fullmatch(r"(\d+)/(\d+)", shard)
@@ -94,7 +100,16 @@ def sweep(
         return 0
     if workdir is None:
         raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
-    result = sweeps.run(settings, workdir, command, shard=part, yes=yes)
+    if not executor:
+        if workers is not None or scheduler or slurm or insecure:
+            raise SettingsError("--workers, --scheduler, --slurm and --insecure are for --executor: give that too")
+        result = sweeps.run(settings, workdir, command, shard=part, yes=yes)
+    else:
+        wanted = Wanted(executor, workers, scheduler, pairs("slurm", slurm, "=") or None, insecure)
+        with executor_of(wanted, workdir) as of_workers:
+            if of_workers is None:  # this process was a worker
+                return 0
+            result = sweeps.run(settings, workdir, command, shard=part, yes=yes, executor=of_workers)
     print(result.verdicts)
     if tables and result.tables:
         print(f"\n{result.tables}\n")

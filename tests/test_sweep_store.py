@@ -220,9 +220,9 @@ def test_two_sweeps_that_open_a_new_workdir_at_once(tmp_path, monkeypatch):
     """The second sees the settings of the first."""
     locked = workdir._locked
 
-    def slow(path, shared):
+    def slow(*arguments):
         time.sleep(0.2)  # so that both have looked for settings before one writes them
-        return locked(path, shared)
+        return locked(*arguments)
 
     def tried(epochs):
         try:

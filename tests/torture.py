@@ -130,14 +130,14 @@ def sweep_outcome(workdir):
     return rows, sweep.curves(workdir).sort_values(["key", "step"]).to_csv(index=False)
 
 
-def kill_sweep_until_done(workdir, kills, rng):
+def kill_sweep_until_done(workdir, kills, rng, job=SWEEP):
     """Start a sweep, kill -9 it at random moments up to `kills` times, then let it end: what happened.
 
     The files of finished groups that were there at a kill are there after it, whole and unchanged.
     """
     happened, kept = [], {}
     for number in range(kills + 1):
-        process = start(workdir, job=SWEEP)
+        process = start(workdir, job=job)
         wait_for(process, " trials")  # the estimate, or the end
         done = ended(process, LIMIT if number == kills else rng.uniform(0, LONGEST))
         groups = {path: path.read_bytes() for path in workdir.glob("groups/*.parquet")}

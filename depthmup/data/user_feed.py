@@ -34,6 +34,10 @@ class UserFeed(abc.ABC):
 
     in_memory = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is cached, such as traced programs."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     @property
     def splits(self) -> Mapping[str, Any]:
         return {"validation_": self.held_out} if self.held_out else {}

@@ -59,6 +59,7 @@ class Workdir:
         differs: Callable[[Any, Any], str] = first_difference,
         remembered: Callable[[], Any] = lambda: None,
         part: str = "",
+        join: str = "the processes of one run over several hosts need --distributed",
     ) -> None:
         """
         settings: the settings that decide the results, as JSON.
@@ -66,6 +67,7 @@ class Workdir:
         shared: whether other processes that also say `shared` may use the workdir at the same time.
         differs: (saved settings, settings of this process) -> a difference that is not allowed, in words, or "".
         remembered: the settings as the results themselves tell them, where settings.json is lost; None if they do not.
+        join: how processes may use the workdir together, for those that find it in use.
         part: of the results, which has a process of its own in a bucket, "-I-of-N".
         """
         self.path, self.messages = path, list[str]()
@@ -85,7 +87,7 @@ class Workdir:
                     f"{path} holds results of another config: {difference}. Give another --workdir, or delete this one "
                     "to start over"
                 )
-            self._lock: BinaryIO | Owner = Owner(path, part) if bucket.in_bucket(path) else _locked(path, shared)
+            self._lock: BinaryIO | Owner = Owner(path, part) if bucket.in_bucket(path) else _locked(path, shared, join)
             try:
                 if saved != settings or self.messages:
                     content = {**settings, CHECKSUM: digest(settings)}
@@ -174,15 +176,14 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def _locked(path: Path, shared: bool) -> BinaryIO:
+def _locked(path: Path, shared: bool, join: str) -> BinaryIO:
     file = open(path / LOCK, "ab")  # noqa: SIM115 - held open: the lock lives as long as the file
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         raise WorkdirError(
-            f"{path} is in use by another process: wait for it or give another --workdir (the processes of one run "
-            "over several hosts need --distributed)"
+            f"{path} is in use by another process: wait for it or give another --workdir ({join})"
         ) from error
     return file
 

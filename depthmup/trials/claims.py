@@ -25,7 +25,7 @@ class OneProcess:
         self._store = store
 
     def take(self, groups: Iterable[Group]) -> tuple[Group, Group] | None:
-        return _first_free(groups, self._store.rows.keys())
+        return first_free(groups, self._store.rows.keys())
 
     def release(self, group: Group) -> None:
         """Nothing is claimed."""
@@ -60,7 +60,7 @@ class Claims:
             self._store.refresh()
             claims = [*map(self._file, self._held), *self._others()]
             taken = self._store.rows.keys() | {key for path in claims for key in json.loads(path.read_text())}
-            pair = _first_free(groups, taken)
+            pair = first_free(groups, taken)
             if pair:
                 self._hold(pair[1].name, [trial.key for trial in pair[1].trials])
             return pair
@@ -111,7 +111,7 @@ class Claims:
                     path.unlink(missing_ok=True)
 
 
-def _first_free(groups: Iterable[Group], taken: Collection[str]) -> tuple[Group, Group] | None:
+def first_free(groups: Iterable[Group], taken: Collection[str]) -> tuple[Group, Group] | None:
     """(the first group with free trials, a group of these)"""
     for group in groups:
         free = tuple(trial for trial in group.trials if trial.key not in taken)

@@ -46,6 +46,9 @@ class ConfigPoint(Point):
 
     settings: Settings
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigPoint, (self.settings,)
+
     @functools.cached_property
     def leaves(self) -> Mapping[str, Any]:  # type: ignore[override]
         return flat(self.settings)
@@ -134,8 +137,12 @@ class ConfigStudy(Study):
         return {"schema": SCHEMA, **fixed, "axes": sorted(swept), "sweep": sweep}
 
     @property
-    def beyond_keys(self) -> dict[str, Any]:
+    def data(self) -> dict[str, str]:
         return identity_of_data(self.settings)
+
+    @property
+    def beyond_keys(self) -> dict[str, Any]:
+        return self.data
 
     def point(self, values: Mapping[str, Any]) -> ConfigPoint:
         settings = put(self.settings, values)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,21 @@ import jax
 
 from depthmup import bucket
 from depthmup.fit.transfer import margin_of
-from depthmup.interrupt import GOES_ON
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError
 from depthmup.train.checkpoint import check_place
 from depthmup.train.devices import check_sets
-from depthmup.train.stop import Stop, Stopped
+from depthmup.train.stop import Stop
 from depthmup.trials.adaptive import Search
-from depthmup.trials.claims import Claims, OneProcess
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
-from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, OutOfMemory, Runner, compiled_in
-from depthmup.trials.plan import Group, by_program, count, grouped, has_grid, part, trials
+from depthmup.trials.group import CACHE, UNFINISHED, Runner, compiled_in
+from depthmup.trials.plan import Group, by_program, count, grouped, has_grid, missing, part, trials
 from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.until import decide, most
+from depthmup.trials.workers import RETRIES, Here, Pool, Workers, check_executor
 
-WAIT = 0.5  # seconds between two looks at the work of other processes
 MOST_PARTS = 1_000_000
 
 
@@ -44,6 +42,8 @@ def train(
     watch: Callable[[Mapping[str, Row], Progress], None] | None = None,
     chosen: Sequence[Trial] | None = None,
     runner: Runner | None = None,
+    executor: Executor | None = None,
+    retries: int = RETRIES,
 ) -> list[Row]:
     """Train every trial of the sweep that `workdir` does not hold yet, and return the rows of the plan, in its order.
 
@@ -61,36 +61,48 @@ def train(
       chosen: trials at points of the study, which are trained in the place of its plan; []: it only checks the workdir.
         With sweep.at_once their groups have that size, however few they are, so that a later call has the same program.
       runner: keeps the last compiled program from one call to the next.
+      executor: whose workers train, a group each, in the place of this process, which alone writes the workdir.
+      retries: how often a group is submitted again whose worker was lost.
 
     Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled, and Stopped when asked to
-    stop, and NotSaved if that is of no use any more.
+    stop, NotSaved if that is of no use any more, and WorkersLost.
     """
     study, workdir = ConfigStudy.of(sweep), bucket.folder(workdir)
     options, plan = study.sweep, checked(study, shard, yes) if chosen is None else _checked_points(chosen)
-    sizes = _sizes(study, plan, None if chosen is None else options.at_once)
+    if executor:
+        check_executor(executor, shard)
+    else:
+        check_sets(study.parallel, len(jax.local_devices()))
     check_place(workdir, study.checkpoint)
     with contextlib.ExitStack() as stack:
         beyond_keys, of = study.beyond_keys, "" if shard[1] == 1 else f"-{shard[0]}-of-{shard[1]}"
-        store = stack.enter_context(contextlib.closing(Store(workdir, study.identity | beyond_keys, beyond_keys, of)))
+        identity = study.identity | beyond_keys
+        store = stack.enter_context(contextlib.closing(Store(workdir, identity, beyond_keys, of, shared=not executor)))
         stack.callback(store.export)
-        one_process = bucket.in_bucket(workdir)
-        claims = stack.enter_context(contextlib.closing(OneProcess(store) if one_process else Claims(store, workdir)))
         stack.enter_context(compiled_in(workdir / CACHE if options.cache else None))
         stop = stack.enter_context(Stop())
         seen = functools.partial(watch, store.rows) if watch else None
         goes_on = options.adaptive or options.until == "decided"
         shown = stack.enter_context(Progress(silent=not progress, watch=seen, goes_on=goes_on))
-        training = _Training(study, workdir, store, claims, shown, stop, plan, sizes, runner or Runner())
+        runner = runner or Runner()
+        workers: Workers
+        if executor:
+            workers = Pool(store, shown, stop, study, workdir, executor, retries)
+        else:
+            workers = Here(store, shown, stop, study, workdir, runner)
+        stack.callback(workers.close)
+        size = None if chosen is None else options.at_once
+        training = _Training(study, store, workers, shown, runner, plan, size)
         if options.adaptive:
             search = Search(study)
-            while more := search.next_trials(store.rows):
-                training.run(more)
+            training.run(search.next_trials)
             plan = search.evaluated(store.rows)
         else:
-            training.run(part(study, plan, *shard))
+            mine = part(study, plan, *shard)
+            training.run(lambda rows: mine)
         if options.until == "decided" and shard[1] == 1:
             plan = training.until_decided(plan)
-        if shard[1] == 1 and claims.alone():
+        if shard[1] == 1 and workers.alone():
             bucket.remove(workdir / UNFINISHED)
     return [store.rows[trial.key] for trial in plan if trial.key in store.rows]
 
@@ -102,7 +114,9 @@ def cost(sweep: Settings | Mapping[str, Any] | Study, shard: tuple[int, int] = (
     """
     study = ConfigStudy.of(sweep)
     plan = part(study, checked(study, shard, yes), *shard)
-    groups, estimator = grouped(study, plan, _sizes(study, plan)), Estimator()
+    check_sets(study.parallel, len(jax.local_devices()))
+    sizes = _sizes(study, plan, lambda first: lambda program: at_once(study, first[program]))
+    groups, estimator = grouped(study, plan, sizes), Estimator()
     estimator.measure(groups, Runner())
     adaptive = "; adaptive: about half of that" if study.sweep.adaptive else ""
     most_more = most(study) if shard[1] == 1 else 0
@@ -147,93 +161,61 @@ def _checked_points(plan: Sequence[Trial]) -> list[Trial]:
 
 @dataclasses.dataclass
 class _Training:
-    """What one call of `train` works with. An adaptive sweep calls `run` several times with the same objects."""
+    """What one call of `train` works with.
+
+    plan: what is known of what will be trained, by which groups have their sizes. size: of the groups of every program,
+    if it is given.
+    """
 
     study: Study
-    workdir: Path
     store: Store
-    claims: Claims | OneProcess
+    workers: Workers
     progress: Progress
-    stop: Stop
-    plan: list[Trial]
-    sizes: Callable[[Any], int]
     runner: Runner
+    plan: Sequence[Trial]
+    size: int | None
 
     def __post_init__(self) -> None:
         self.estimator = Estimator()
         self.said = False
+        self.sizes = _sizes(self.study, self.plan, self.workers.at_once, self.size)
 
     def until_decided(self, plan: Sequence[Trial]) -> list[Trial]:
         """Train what verdicts need beyond the plan, whose rows are there. Returns all trials that they are about."""
         while (so_far := decide(plan, self.store.rows, self.study)).more:
-            self.run(so_far.more, f"undecided so far: {so_far}")
+            more = so_far.more
+            self.run(lambda rows, more=more: more, f"undecided so far: {so_far}")  # type: ignore[misc]
         if so_far.undecided:
             self.progress.say(f"undecided: {so_far}; {so_far.spent}")
         return so_far.asked
 
-    def run(self, wanted: Sequence[Trial], why: str = "") -> None:
-        """Train the wanted trials that the store does not have. Wait for trials that other processes train.
+    def run(self, wanted: Callable[[Mapping[str, Row]], Sequence[Trial]], why: str = "") -> None:
+        """Train the wanted trials that the store does not have, and those that are wanted when there are more rows.
 
-        why: what the trials are for, if not those of the plan.
+        wanted: rows -> trials. why: what the trials are for, if not those of the plan.
         """
-        todo = self._missing(grouped(self.study, wanted, self.sizes))
-        if not todo:
-            return self._say_messages()
-        self._say_cost(todo, why)
-        while todo:
-            self.progress.expect(self.estimator.expected(todo), self.estimator.measured)
-            self._train(todo)
-            self.store.refresh()
+        asked, todo, seen = set[str](), list[Group](), -1
+        while True:
+            more = list[Group]()
+            if len(self.store.rows) != seen:
+                seen = len(self.store.rows)
+                new = [trial for trial in wanted(self.store.rows) if trial.key not in asked]
+                asked |= {trial.key for trial in new}
+                if any(trial.key not in self.store.rows for trial in new):
+                    more = missing(grouped(self.study, new, self.sizes), self.store.rows)
+            if more:
+                self._say_cost(more, why)
+                self.progress.expect(self.estimator.expected(more), self.estimator.measured)
             self._say_messages()
-            todo = self._missing(todo)
-            if todo:
-                self.progress.note(f"another process is at what is left, {len(todo)} groups; waiting for it")
-                self._stop_if_asked()
-                time.sleep(WAIT)
+            todo = missing([*todo, *more], self.store.rows)
+            if not todo:
+                return
+            self.workers.train(todo, self._add)
 
-    def _train(self, todo: Sequence[Group]) -> None:
-        """Train the groups that no other process has claimed."""
-        self._stop_if_asked("before the next group")
-        while taken := self._take(todo):
-            planned, group = taken
-            say = functools.partial(self.progress.running, planned.name, str(group))
-            say(0.0)
-            with contextlib.ExitStack() as stack:
-                checkpoints = None
-                if self.study.checkpoint.every.unit != "never":
-                    checkpoints = GroupCheckpoints(
-                        self.workdir / UNFINISHED, group, self.progress.say, self.store.check
-                    )
-                    stack.callback(checkpoints.close)
-                try:
-                    finished = self.runner.train(group, say, checkpoints, self.stop)
-                except OutOfMemory as error:
-                    finished = self._in_halves(group, error)
-                self.store.add(finished)
-                self.claims.release(group)
-                self._say_messages()
-                self.progress.finished(planned.name, len(finished))
-                if checkpoints:
-                    checkpoints.remove()
-            self._stop_if_asked(f"after {group}")
-
-    def _in_halves(self, group: Group, error: OutOfMemory) -> list[Finished]:
-        """Train a group that did not fit in two parts, once: what does not fit then is an error."""
-        if len(group.trials) < 2:
-            raise error
-        half = -(-len(group.trials) // 2)
-        self.progress.say(f"{group}: {len(group.trials)} trials do not fit in memory at once; {half} at a time")
-        parts = [dataclasses.replace(group, trials=t, size=half) for t in (group.trials[:half], group.trials[half:])]
-        return [finished for part in parts for finished in self.runner.train(part, stop=self.stop)]
-
-    def _take(self, todo: Sequence[Group]) -> tuple[Group, Group] | None:
-        """Claim a group as `Claims.take` does, and tell the progress which groups other processes have finished."""
-        taken = self.claims.take(todo)
-        self.progress.only({group.name for group in self._missing(todo)})
-        return taken
-
-    def _missing(self, groups: Sequence[Group]) -> list[Group]:
-        return [group for group in groups if any(trial.key not in self.store.rows for trial in group.trials)]
+    def _add(self, planned: Group, finished: Sequence[Finished]) -> None:
+        self.store.add(finished)
+        self._say_messages()
+        self.progress.finished(planned.name, len(finished))
 
     def _say_cost(self, todo: Sequence[Group], why: str) -> None:
         """Print the cost of the groups: of the plan once per call of `train`, and of all that follows it.
@@ -242,7 +224,7 @@ class _Training:
         """
         if self.said and not why:
             return
-        if self.progress.shown and not self.said:
+        if self.progress.shown and not self.said and self.workers.measures:
             every = grouped(self.study, self.plan, self.sizes) if self.study.sweep.adaptive else todo
             self.estimator.measure(every, self.runner)
         self._say_messages()
@@ -262,25 +244,25 @@ class _Training:
         for message in self.store.messages():
             self.progress.say(message)
 
-    def _stop_if_asked(self, where: str = "") -> None:
-        if self.stop.requested:
-            raise Stopped(self.stop.requested, f"{where}: {GOES_ON}".lstrip(": "))
 
-
-def _sizes(study: Study, plan: Sequence[Trial], every: int | None = None) -> Callable[[Any], int]:
+def _sizes(
+    study: Study,
+    plan: Sequence[Trial],
+    at_once: Callable[[Mapping[Any, Trial]], Callable[[Any], int]],
+    every: int | None = None,
+) -> Callable[[Any], int]:
     """A function: program -> the number of its trials in a group. every: that of every program, if it is given.
 
-    The groups of a program have equal sizes, and no group is larger than `at_once` allows. Raises SettingsError if the
-    devices of this process do not split into equal sets.
+    The groups of a program have equal sizes, and no group is larger than `Workers.at_once` allows.
     """
-    check_sets(study.parallel, len(jax.local_devices()))
     if every and not study.parallel.axes:
         return lambda program: every
     trials_of = by_program(plan)
+    most = at_once({program: trials[0] for program, trials in trials_of.items()})
 
     @functools.cache
     def size(program: Any) -> int:
-        trials = trials_of[program]
-        return -(-len(trials) // -(-len(trials) // at_once(study, trials[0])))
+        count = len(trials_of[program])
+        return -(-count // -(-count // most(program)))
 
     return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,25 @@ class Runner:
             measured = history.measurements(i, steps[i], points)
             finished.append(Finished(row, history.curve(i, steps[i]), measured))
         return finished
+
+    def train_in_memory(
+        self,
+        group: Group,
+        say: Callable[[str], None] = print,
+        progress: Callable[[float], None] = lambda share: None,
+        checkpoints: GroupCheckpoints | None = None,
+        stop: Stop | None = None,
+    ) -> list[Finished]:
+        """`train`; a group that does not fit into memory in two parts, once: what does not fit then is an error."""
+        try:
+            return self.train(group, progress, checkpoints, stop)
+        except OutOfMemory:
+            if len(group.trials) < 2:
+                raise
+        half = -(-len(group.trials) // 2)
+        say(f"{group}: {len(group.trials)} trials do not fit in memory at once; {half} at a time")
+        parts = [dataclasses.replace(group, trials=t, size=half) for t in (group.trials[:half], group.trials[half:])]
+        return [finished for part in parts for finished in self.train(part, stop=stop)]
 
 
 class GroupHooks(Hooks):

@@ -92,6 +92,9 @@ class Training:
     _setups: dict[Any, SetupLike] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _of_programs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Training, tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.init)
+
     @property
     def feed(self) -> UserFeed:
         """The batches of the base's size."""
@@ -118,6 +121,9 @@ class ModelPoint(Point):
 
     leaves: Mapping[str, Any]
     training: Training | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModelPoint, (self.leaves, None)  # `ModelStudy.received` has the training
 
     @property
     def steps(self) -> int:
@@ -323,6 +329,9 @@ class ModelStudy(Study):
             factors = of_factors(point.hyper(1.0, 0).arrays())
             result.setdefault(point.where, {}).update(point.programs().step | factors)
         return result
+
+    def received(self, point: Point) -> ModelPoint:
+        return ModelPoint(point.leaves, self.training)
 
     def base_point(self, optimizer: str, parameterization: str) -> ModelPoint:
         """A point of the base, with the first value of every further axis."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,6 +174,11 @@ def grouped(study: Study, wanted: Iterable[Trial], size_of: Callable[[Program], 
         size = size_of(program)
         groups += [Group(tuple(trials[i : i + size]), size, study) for i in range(0, len(trials), size)]
     return groups
+
+
+def missing(groups: Iterable[Group], rows: Container[str]) -> list[Group]:
+    """The groups with trials that have no row."""
+    return [group for group in groups if any(trial.key not in rows for trial in group.trials)]
 
 
 def part(study: Study, plan: Sequence[Trial], number: int, parts: int) -> list[Trial]:

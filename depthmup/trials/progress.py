@@ -56,6 +56,7 @@ class Progress:
         self._expected: dict[str, float] = {}  # time of each group
         self._shares: dict[str, float] = {}  # of each group that are done
         self._running = ""  # the group that this process trains
+        self._elsewhere: int | None = None  # groups that run with the workers of an executor, as far as it tells
         self._measured = False
         self._start = self._heard = 0.0  # when the first group began; when a group last reported
         self._trials = self._done = 0
@@ -92,6 +93,13 @@ class Progress:
         self._note = text
         self._now_and_then()
 
+    def elsewhere(self, groups: int) -> None:
+        """So many groups run with the workers of an executor, who tell nothing before they are done."""
+        self._elsewhere = groups
+        if self._expected:
+            self._start = self._start or time.monotonic()
+        self._now_and_then()
+
     def running(self, name: str, words: str, share: float) -> None:
         """The group that this process trains has begun, or this share of it is done."""
         self._heard, self._shares[name] = time.monotonic(), share
@@ -101,6 +109,8 @@ class Progress:
 
     def finished(self, name: str, trials: int) -> None:
         self._done, self._trials = self._done + 1, self._trials + trials
+        if self._elsewhere:
+            self._elsewhere -= 1
         self.running(name, "", 1.0)
 
     def _now_and_then(self) -> None:
@@ -128,7 +138,12 @@ class Progress:
 
     def waiting(self) -> int:
         """The number of groups that are not done and that this process has not begun."""
-        return sum(share < 1 for share in list(self._shares.values())) - bool(self._running)
+        return sum(share < 1 for share in list(self._shares.values())) - self._at_work
+
+    @property
+    def _at_work(self) -> int:
+        """The number of groups that run."""
+        return self._elsewhere or int(bool(self._running))
 
     def _trained(self) -> tuple[float, float]:
         """Expected time of what is done, and of the whole."""
@@ -138,13 +153,14 @@ class Progress:
     def line(self) -> str:
         """One line with the groups, the trials per minute and the time left."""
         elapsed = time.monotonic() - self._start if self._start else 0.0
-        left, running, waiting = self.seconds(), int(bool(self._running)), self.waiting()
+        left, running, waiting = self.seconds(), self._at_work, self.waiting()
+        running_words = "" if self._elsewhere == 0 else f"{running} running, "
         if self._start and not running + waiting:
             remaining = f"nothing left{self._of_what}"
         else:
             remaining = "time left not known yet" if left is None else f"{about(left)} left{self._of_what}"
         return (
-            f"groups: {self._done} done, {running} running, {waiting} to go; "
+            f"groups: {self._done} done, {running_words}{waiting} to go; "
             f"{self._trials:,} trials, {60 * self._trials / max(elapsed, 1e-9):,.0f} a minute; {remaining}"
         )
 

@@ -32,6 +32,7 @@ RESULTS = "results.jsonl"  # file of all rows for other programs, written by `St
 LISTS = {"curve": ("step", "loss", "grad_norm"), "measured": ("step", "quantity", "layer", "value")}
 KINDS = {"step": "int32", "layer": "int32", "quantity": "string"}  # pyarrow types; of other columns float
 IDENTITY = b"depthmup"  # key of a file's metadata: the settings of the sweep, as settings.json has them
+JOIN = "to join a sweep with an executor start more of its workers, one without an executor the same command"
 ALWAYS = ("schema", "axes")  # entries that every identity has
 Columns = Mapping[str, np.ndarray]
 NOTHING: Columns = {}
@@ -58,10 +59,15 @@ class Store:
     """
 
     def __init__(
-        self, workdir: Path, settings: Mapping[str, Any], beyond_keys: Collection[str] = (), part: str = ""
+        self,
+        workdir: Path,
+        settings: Mapping[str, Any],
+        beyond_keys: Collection[str] = (),
+        part: str = "",
+        shared: bool = True,
     ) -> None:
         """settings: `Study.identity` with `Study.beyond_keys`. beyond_keys: the names of the latter.
-        part: as of `Workdir`."""
+        part, shared: as of `Workdir`."""
         self.rows, self._path = dict[str, Row](), workdir
         self._seen, self._unreadable, self._agree = set[Path](), set[Path](), set[bytes]()
         results = GROUPS if _is_there(workdir / GROUPS) else RESULTS  # rows copied alone must not be lost
@@ -70,7 +76,14 @@ class Store:
             key: value for key, value in json.loads(self._identity).items() if key in (*ALWAYS, *beyond_keys)
         }
         self._workdir = Workdir(
-            workdir, settings, results, shared=True, differs=extension, remembered=lambda: _identity(workdir), part=part
+            workdir,
+            settings,
+            results,
+            shared=shared,
+            differs=extension,
+            remembered=lambda: _identity(workdir),
+            part=part,
+            join=JOIN,
         )
         self._messages = self._workdir.messages
         bucket.make(workdir / GROUPS)

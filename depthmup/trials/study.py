@@ -191,6 +191,15 @@ class Study(abc.ABC):
         identity, in which all files of a workdir's rows must agree."""
         return {}
 
+    @property
+    def data(self) -> dict[str, str]:
+        """{what: its digest} of data that each machine reads by name."""
+        return {}
+
+    def received(self, point: Point) -> Point:
+        """A point of this study that was pickled without it."""
+        return point
+
     @abc.abstractmethod
     def point(self, values: Mapping[str, Any]) -> Point:
         """The point with these values of swept keys. Raises ValueError if they do not go together."""
