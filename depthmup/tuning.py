@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import tempfile
@@ -17,7 +18,9 @@ import pandas
 
 from depthmup import bucket
 from depthmup.batch_rules import Run
+from depthmup.data.batch_checks import Batch, check_loss, is_odd, not_finite, too_large
 from depthmup.data.user_feed import Batches, UserFeed, feed_of, of_size
+from depthmup.data.user_feed import size_of as batch_size_of
 from depthmup.fit.curve import POINTS
 from depthmup.fit.transfer import MARGIN, margin_of
 from depthmup.names import at_least_one, unknown
@@ -52,6 +55,7 @@ GRIDS: dict[str, tuple[float, float]] = {
     "muon": (-10.0, -1.0),
 }
 AROUND = 2.5  # octaves to either side of a first guess; the search goes on from there
+LOOKED_AT = 4  # batches with odd numbers whose loss is computed
 LearningRates = Sequence[float] | float | None
 
 
@@ -166,7 +170,38 @@ def study_of(
         fixed=fixed,
         runs=runs,
     )
-    return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
+    study = dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
+    _check_batches(study, training, max([*study.durations, base_steps, *(size.steps for size in runs)]))
+    return study
+
+
+def _check_batches(study: ModelStudy, training: Training, steps: int) -> None:
+    """Raises SettingsError for batches that give no loss, and for labels that are no classes. Of a batch with numbers
+    that are not finite it is what the model makes of them that counts."""
+    point = study.base_point(study.sweep.optimizers[0], study.sweep.parameterizations[0])
+    task, feed, hyper = point.task, point.feed, point.hyper(1.0, 0).arrays()
+    logits = None if training.own_outputs else task.output_shapes(feed.first[:-1], hyper)
+
+    def check(words: str, batch: Batch) -> None:
+        try:
+            if problem := too_large(batch):
+                raise SettingsError(problem)
+            if logits is not None:
+                shape = (batch_size_of(batch), *logits.shape[1:])
+                check_loss(task.criterion, jax.ShapeDtypeStruct(shape, logits.dtype), batch[-1])
+            problem = not_finite(batch)
+            if problem:
+                state = jax.jit(task.init)(hyper)
+                if not np.isfinite(jax.jit(task.objective)(state.params, state, batch, hyper)):
+                    raise SettingsError(f"{problem}, and the loss is not finite")
+        except ValueError as error:
+            raise SettingsError(f"{words}: {error}") from error
+
+    check("the first batch", feed.first)
+    looked_at = itertools.chain(feed.looked_at(steps), (("the held-out data", batch) for batch in feed.held_out))
+    odd = ((words, batch) for words, batch in looked_at if is_odd(batch, logits.shape if logits is not None else ()))
+    for words, batch in itertools.islice(odd, LOOKED_AT):
+        check(words, batch)
 
 
 def _check_names(schedule: str, until: str, fixed: str, measure: Sequence[str]) -> None:

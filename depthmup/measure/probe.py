@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -128,20 +129,31 @@ def feature_changes(
             for group, all_seeds in changes.items()}  # fmt: skip
 
 
-def compile_ahead(probes: Sequence[Probe], steps: int, seed: int) -> list[Any]:
-    """Compile the programs that `feature_changes` will run, in parallel: half of a check is compilation.
+class Ahead(NamedTuple):
+    """The program that `feature_changes` will run for a probe, before it is compiled.
 
-    Returns the initial states of this seed, which the programs are compiled for.
+    start: the initial state of a seed. size: the entries of its arrays. traced: the seconds that tracing it took, to
+    which those of compiling it are about proportional.
     """
-    starts = [probe.init(probe.hyper(ALL, seed)) for probe in probes]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # (Traced here: settings of JAX may be this thread's alone.)
-        waiting = [
-            pool.submit(_program(probe, steps, (start, probe.batch, probe.hyper(ALL, seed))))
-            for probe, start in zip(probes, starts, strict=True)
-        ]
-    for compiled in waiting:
-        compiled.result()
-    return starts
+
+    start: Any
+    size: int
+    traced: float
+    compile: Callable[[], Any]
+
+    @classmethod
+    def of(cls, probe: Probe, steps: int, seed: int) -> Ahead:
+        hyper = probe.hyper(ALL, seed)
+        start, begin = probe.init(hyper), time.perf_counter()
+        compiled = _program(probe, steps, (start, probe.batch, hyper))
+        return cls(start, max(1, sum(map(np.size, jax.tree.leaves(start)))), time.perf_counter() - begin, compiled)
+
+
+def compile_ahead(programs: Sequence[Ahead]) -> None:
+    """Compile programs in parallel: half of a check is compilation."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for compiled in [pool.submit(program.compile) for program in programs]:
+            compiled.result()
 
 
 def _program(probe: Probe, steps: int, arguments: Any) -> Callable[[], Callable[..., dict[str, jax.Array]]]:
