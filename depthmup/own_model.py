@@ -305,6 +305,12 @@ class Setup:
             return optax.chain(self._wrapped(whole, tx, family), optax.scale(factor))
         return self._wrapped(whole, tx, family)
 
+    def clip_by_global_norm(self, norm: float) -> optax.GradientTransformation:
+        """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes. It goes in front,
+        optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)), and holds at every width and depth as far
+        as the gradient of the weights does."""
+        return self._of_parameters(lambda specs: optim.clip_by_global_norm(self.parameterization, specs, norm))
+
     def _wrapped(
         self, whole: optax.GradientTransformation, tx: optax.GradientTransformation, family: PyTree | None
     ) -> optax.GradientTransformation:
@@ -515,7 +521,7 @@ class Setup:
             margin: what a value may cost that transfers, in octaves (1.0) or percent of the loss ("0.5%");
             chance: the loss of a model that has learned nothing; None: that of the first batch;
             schedule ("constant", "linear", "cosine", "cosine_to_tenth"), warmup (steps), clip (largest norm of the
-            gradient);
+            gradient, as of `clip_by_global_norm`);
             batch_size: several are an axis, as several steps are, the base first; fixed ("examples", or "steps");
             sizes: [(width, depth, batch_size, steps), ...], which differ from the base in everything at once, and are
             compared with it along the axis "compute";

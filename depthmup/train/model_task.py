@@ -51,12 +51,12 @@ class ModelTask(Trainable):
             tx = from_factors(
                 hyper.factors, self.optimizer, learning_rate, specs=self.specs, **{**hyper.optimizer, **self.options}
             )
-            if hyper.divisor is not None:
+            if hyper.divisor is not None and self.optimizer in OTHERS:
                 tx = stored_divided(hyper.divisor, tx)
             tx = shifted(shift(self.specs, hyper.factors.init), tx)
         else:
             tx = optax.chain(self.optimizer, optax.scale(learning_rate))
-        return after_clipping(self.recipe.clip, tx)
+        return after_clipping(self.recipe.clip, tx, hyper.divisor)
 
     def loss(
         self, params: PyTree, state: TrainState, statistics: PyTree, batch: Batch, hyper: Hyper, key: jax.Array
@@ -110,9 +110,10 @@ def hyper_of(
     warmup: int,
     head_dim: float | None,
     numbers: Mapping[str, float],
+    clips: bool = False,
 ) -> Hyper:
     """The hyperparameters of one trial of a `ModelTask`. optimizer: its name; None for a transformation, which has the
-    factors of a parameterization already. numbers: those of the optimizer."""
+    factors of a parameterization already. numbers: those of the optimizer. clips: whether gradients are clipped."""
     init = rescaling(p, specs)
     if optimizer is None:
         factors = LeafFactors(init, (), (), (), ())  # type: ignore[arg-type]
@@ -130,7 +131,7 @@ def hyper_of(
         label_noise=0.0,
         forward=p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim),
         factors=factors,
-        divisor=divisor(p, specs) if optimizer in OTHERS and p.form != "mup" else None,
+        divisor=divisor(p, specs) if (clips or optimizer in OTHERS) and p.form != "mup" else None,
     )
 
 

@@ -173,6 +173,7 @@ class ModelPoint(Point):
             warmup=round(training.warmup * self.steps / training.steps),
             head_dim=getattr(setup.model.made, "head_dim", None) if setup.model.factors is not None else None,
             numbers=numbers,
+            clips=training.recipe.clip is not None,
         )
 
     def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
