@@ -62,6 +62,7 @@ ALLOWED = {
     "own_model": {
         "audit",
         "batch_rules",
+        "data",
         "explain",
         "wrap_optimizer",
         "forward",
@@ -75,6 +76,7 @@ ALLOWED = {
         "setup_warnings",
         "source",
         "specs",
+        "trials",
         "tune_target",
         "tuning",
     },
@@ -99,7 +101,7 @@ ALLOWED = {
     "find_config": set(),
     "fit": set(),
     "theory": {"activations"},
-    "measure": {"backend", "fit", "parameterization", "specs", "optim"},
+    "measure": {"backend", "fit", "graph", "parameterization", "specs", "optim"},
     "settings": {"batch_rules", "parameterization", "declare", "recipe", "optim", "fit", "measure", "models", "data"},
     "write_config": {"declare", "models", "settings"},
     "train": {

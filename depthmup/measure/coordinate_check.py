@@ -196,6 +196,7 @@ class _Trainings:
         self._probe_at = functools.cache(probe_at)  # one probe for each shape, so that its program is compiled once
         self._steps, self._block, self._progress, self._kept = steps, block, progress, kept
         self._starts: dict[Shape, Any] = {}  # of the first seed
+        self._of_first: dict[Shape, dict[int, Any]] = {}  # those of all seeds that trained before all groups did
 
     def groups(self, shapes: Sequence[Shape]) -> list[str]:
         """The groups to train. Raises ValueError for a group that not all shapes have."""
@@ -226,12 +227,15 @@ class _Trainings:
                 if groups:
                     self._train(shape, groups, first_seed)
 
-    def _train(self, shape: Shape, groups: Sequence[str], first_seed: int) -> None:
+    def _train(self, shape: Shape, groups: Sequence[str], first_seed: int) -> dict[int, Any]:
+        """Train `block` seeds of groups; {seed: initial state}."""
         self._progress(f"width {shape[0]} depth {shape[1]}: {', '.join(groups)}, seed {first_seed}")
         more = range(first_seed, first_seed + self._block)
-        changes = feature_changes(self._probe_at(*shape), groups, self._steps, more, {0: self._starts[shape]})
+        starts = self._of_first.pop(shape, {0: self._starts[shape]})
+        changes = feature_changes(self._probe_at(*shape), groups, self._steps, more, starts)
         for group in groups:
             self._kept[self._key(shape, group, first_seed)] = changes[group]
+        return starts
 
     def _compile(self, missing: Mapping[Shape, Mapping[int, Sequence[str]]]) -> None:
         """The programs of shapes that are new. The smallest is compiled first of all, and trained with all parameters:
@@ -246,7 +250,7 @@ class _Trainings:
             begin = time.perf_counter()
             ahead[0].compile()
             compiled = time.perf_counter()
-            self._train(new[0], [ALL], 0)
+            self._of_first[new[0]] = self._train(new[0], [ALL], 0)
             trained = time.perf_counter() - compiled
             _check_measured(self._kept[self._key(new[0], ALL, 0)], new[0])
             compiling = (compiled - begin) * sum(program.traced for program in ahead[1:]) / ahead[0].traced

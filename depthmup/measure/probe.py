@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -111,17 +111,24 @@ def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
 
 
 def feature_changes(
-    probe: Probe, groups: Sequence[str], steps: int, seeds: Sequence[int], starts: Mapping[int, Any] | None = None
+    probe: Probe,
+    groups: Sequence[str],
+    steps: int,
+    seeds: Sequence[int],
+    starts: MutableMapping[int, Any] | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
     """{group: {quantity: RMS changes since initialization after 1..steps steps, (seeds, steps)}}, each group trained
     alone from the same initial states.
 
     The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
-    starts: {seed: initial state} of those that are there already. Raises ValueError if "hidden" or "logits" is missing.
+    starts: {seed: initial state} of those that are there already; the others are added. Raises ValueError if "hidden"
+    or "logits" is missing.
     """
     changes: dict[str, list[dict[str, np.ndarray]]] = {group: [] for group in groups}
     for seed in seeds:
         start = starts[seed] if starts and seed in starts else probe.init(probe.hyper(groups[0], seed))
+        if starts is not None:
+            starts[seed] = start
         for group in groups:
             arguments = start, probe.batch, probe.hyper(group, seed)
             changes[group].append(jax.device_get(_program(probe, steps, arguments)()(*arguments)))
