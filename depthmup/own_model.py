@@ -22,6 +22,7 @@ from depthmup import optim
 from depthmup.audit import InitAudit
 from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
 from depthmup.data.batch_checks import check_loss, not_finite, shapes_of, too_large
+from depthmup.declare import SIZE
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model, as_returned
@@ -39,7 +40,7 @@ from depthmup.measure.float32 import in_float32, widened
 from depthmup.measure.hidden import with_hidden
 from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
-from depthmup.names import at_least_one, short, unknown
+from depthmup.names import Range, at_least_one, short, unknown
 from depthmup.parameterization import (
     FAMILIES,
     FamilyName,
@@ -167,8 +168,9 @@ def _parameterization(
 
 def _at(source: Source, width: int, depth: int, run: Run | None = None) -> Setup:
     """The model at a shape."""
-    at_least_one("width", width)
-    at_least_one("depth", depth)
+    for name, size in (("width", width), ("depth", depth)):
+        at_least_one(name, size)
+        Range(**SIZE).check(name, size)
     p, model, specs = source.p, source.model(width, depth), source.specs(width, depth)
     correction = source.audit(width, depth) if source.fan_in_init else None
     if model.factors is None:

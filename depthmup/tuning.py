@@ -21,9 +21,10 @@ from depthmup.batch_rules import Run
 from depthmup.data.batch_checks import Batch, check_loss, is_odd, not_finite, too_large
 from depthmup.data.user_feed import Batches, UserFeed, feed_of, of_size
 from depthmup.data.user_feed import size_of as batch_size_of
+from depthmup.declare import SIZE
 from depthmup.fit.curve import POINTS
 from depthmup.fit.transfer import MARGIN, margin_of
-from depthmup.names import at_least_one, unknown
+from depthmup.names import POSITIVE, Range, at_least_one, short, unknown
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
 from depthmup.recipe import SCHEDULES, Recipe
@@ -70,6 +71,8 @@ def sweep(
     **options: Any,
 ) -> SweepResult:
     """`Setup.sweep`, which explains the arguments."""
+    if workdir is not None and (not isinstance(workdir, str | Path) or "\0" in str(workdir)):
+        raise SettingsError(f"workdir must be the path of a folder, got {short(workdir)}")
     study = study_of(setup, loss, batches, **options)
     return _run(study, workdir, shard=shard, progress=progress)
 
@@ -126,6 +129,12 @@ def study_of(
     runs = tuple(map(_run_size, sizes))
     _check_names(schedule, until, fixed, measure)
     _check_numbers(base_steps, warmup, seeds, max_seeds, until)
+    for name, value in (("per_octave", per_octave), ("max_trials", max_trials), ("measure_points", measure_points)):
+        at_least_one(name, value)
+    for name, value in (("at_once", 1 if at_once is None else at_once), ("devices_per_trial", devices_per_trial)):
+        at_least_one(name, value)
+    if clip is not None:
+        POSITIVE.check("clip", clip)
     feeds = _feeds(batches, durations, batch_sizes, runs, evaluate, setup.run)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
@@ -240,6 +249,8 @@ def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
 def _sizes(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """The values of a size, each once. Raises ValueError otherwise, and unless they are whole numbers of at least 1."""
     sizes = tuple(at_least_one(name, value) for value in values)
+    for value in sizes if name in ("widths", "depths") else ():
+        Range(**SIZE).check(name, value)
     if len(set(sizes)) < len(sizes):
         raise SettingsError(f"{name} = {sizes} has a value twice: remove one")
     return sizes

@@ -187,10 +187,10 @@ def test_odd_batches():
     assert not_finite(({"a": X, "b": np.full((16, 2), np.inf)}, Y)) == "inputs[0]['b'] has inf in example 0"
 
 
-def swept(batches, **options):
+def swept(batches, optimizer="sgd", **options):
     rates = [2.0**-i for i in range(4, 9)]
     sizes = {"widths": (), "depths": (1,), "seeds": 1, "steps": 20, "per_octave": 1, "progress": False}
-    return setup().sweep(loss, batches, optimizer="sgd", learning_rates=rates, **sizes | options)
+    return setup().sweep(loss, batches, optimizer=optimizer, learning_rates=rates, **sizes | options)
 
 
 def other_size(step):
@@ -304,3 +304,28 @@ def test_a_check_goes_on(tmp_path):
     with pytest.raises(WorkdirError, match=r"check\.batch was"):
         setup().check(loss, (-X, Y), workdir=tmp_path, **sizes)
     assert file.read_bytes() == before
+
+
+WRONG_ARGUMENTS = {
+    "depths": ({"depths": (10**9,)}, "depths must be at least 1 and less than 1,048,576, got 1000000000"),
+    "per_octave": ({"per_octave": 1.5}, "per_octave must be a whole number"),
+    "at_once": ({"at_once": -3}, "at_once must be at least 1, got -3"),
+    "clip": ({"clip": "x"}, "clip must be a number, got 'x'"),
+    "workdir": ({"workdir": 3}, "workdir must be the path of a folder, got 3"),
+    "zero byte": ({"workdir": "a\0b"}, "workdir must be the path of a folder"),
+    "optimizer": ({"optimizer": lambda m: 3}, "must make an Optax transformation, it makes 3"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_ARGUMENTS)
+def test_wrong_arguments_of_a_sweep(what):
+    """They end in one line, before anything is made of them."""
+    options, message = WRONG_ARGUMENTS[what]
+    with pytest.raises(ValueError, match=message) as error:
+        swept((X, Y), batch_size=8, **{"optimizer": "sgd"} | options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_depth_that_no_model_has():
+    with pytest.raises(ValueError, match="depth must be at least 1 and less than 1,048,576, got 1000000000"):
+        dm.setup("depth_mup", Net, X, width=8, depth=10**9, base=(8, 1))

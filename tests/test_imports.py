@@ -63,6 +63,7 @@ ALLOWED = {
         "audit",
         "batch_rules",
         "data",
+        "declare",
         "explain",
         "wrap_optimizer",
         "forward",
