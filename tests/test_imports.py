@@ -86,6 +86,7 @@ ALLOWED = {
     "tuning": {
         "batch_rules",
         "data",
+        "declare",
         "fit",
         "optim",
         "parameterization",
