@@ -24,7 +24,7 @@ from depthmup.measure import (
     probe,
     sharpness,
 )
-from depthmup.optim import optimizer, scale_by_eps_factors, scale_by_parameterization
+from depthmup.optim import clip_by_global_norm, optimizer, scale_by_eps_factors, scale_by_parameterization
 from depthmup.own_model import Setup, SetupWarning, setup
 from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization, parameterization
 from depthmup.specs import (
@@ -60,6 +60,7 @@ __all__ = [
     "alignment",
     "audit_gain",
     "audit_init",
+    "clip_by_global_norm",
     "convert",
     "coordinate_check",
     "distance",

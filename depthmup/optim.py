@@ -230,9 +230,44 @@ def from_factors(
     return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
 
 
-def after_clipping(norm: float | None, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`tx` of gradients whose global norm is clipped to `norm`. None: of the gradients as they are."""
-    return optax.chain(optax.clip_by_global_norm(norm), tx) if norm else tx
+def clip_by_global_norm(p: Parameterization, specs: PyTree, norm: float | jax.Array) -> optax.GradientTransformation:
+    """`optax.clip_by_global_norm` of the gradient in the weights of the form "mup", whatever form of `p` stores them.
+
+    A stored factor makes the gradient of a weight larger: in the absorbed form the norm of what is stored grows as
+    sqrt(depth), and a threshold that was tuned at the base clips deeper models more. Put it in front of the optimizer,
+    `optax.chain(dm.clip_by_global_norm(p, specs, 1.0), tx)`. Source: docs/rules.md section 0, row `clipping`.
+
+    Raises ValueError for a norm that is not positive.
+    """
+    if not isinstance(norm, jax.core.Tracer):
+        POSITIVE.check("norm", norm)
+    if p.form == "mup":
+        return optax.clip_by_global_norm(norm)
+    return after_clipping(norm, optax.identity(), divisor(p, specs))
+
+
+def after_clipping(
+    norm: float | jax.Array | None, tx: optax.GradientTransformation, divisor: PyTree | None = None
+) -> optax.GradientTransformation:
+    """`tx` of gradients whose global norm is clipped to `norm`. None: of the gradients as they are.
+
+    divisor: of stored weights, in whose coordinates the norm is measured; it may be traced."""
+    if norm is None:
+        return tx
+    if divisor is None:
+        return optax.chain(optax.clip_by_global_norm(norm), tx)
+    inverse = jax.tree.map(lambda s: 1 / s, divisor)
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        size = optax.tree.norm(scaled(updates, inverse))
+        clipped = jax.tree.map(
+            lambda u: u if is_hidden(u) else jnp.where(size < norm, u, (u / size.astype(u.dtype)) * norm),
+            updates,
+            is_leaf=is_hidden,
+        )
+        return optax.with_extra_args_support(tx).update(clipped, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 def check_numbers(values: Mapping[str, Any]) -> None:

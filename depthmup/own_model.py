@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
 import math
 import sys
@@ -12,14 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from depthmup import optim, recommended
 from depthmup.audit import InitAudit
 from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
+from depthmup.data.batch_checks import check_loss, not_finite, shapes_of, too_large
+from depthmup.declare import SIZE
 from depthmup.explain import Explanation, explain, pattern
-from depthmup.forward import features
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model, as_returned
 from depthmup.gain import GainAudit
@@ -32,9 +36,11 @@ from depthmup.measure import (
     noise_scale,
     update_sizes,
 )
+from depthmup.measure.float32 import in_float32, widened
+from depthmup.measure.hidden import with_hidden
 from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
-from depthmup.names import at_least_one, short, unknown
+from depthmup.names import Range, at_least_one, short, unknown
 from depthmup.parameterization import (
     FAMILIES,
     FamilyName,
@@ -164,8 +170,9 @@ def _parameterization(
 
 def _at(source: Source, width: int, depth: int, run: Run | None = None) -> Setup:
     """The model at a shape."""
-    at_least_one("width", width)
-    at_least_one("depth", depth)
+    for name, size in (("width", width), ("depth", depth)):
+        at_least_one(name, size)
+        Range(**SIZE).check(name, size)
     p, model, specs = source.p, source.model(width, depth), source.specs(width, depth)
     correction = source.audit(width, depth) if source.fan_in_init else None
     if model.factors is None:
@@ -308,6 +315,12 @@ class Setup:
             return optax.chain(self._wrapped(whole, tx, family), optax.scale(factor))
         return self._wrapped(whole, tx, family)
 
+    def clip_by_global_norm(self, norm: float) -> optax.GradientTransformation:
+        """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes. It goes in front,
+        optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)), and holds at every width and depth as far
+        as the gradient of the weights does."""
+        return self._of_parameters(lambda specs: optim.clip_by_global_norm(self.parameterization, specs, norm))
+
     def _wrapped(
         self, whole: optax.GradientTransformation, tx: optax.GradientTransformation, family: PyTree | None
     ) -> optax.GradientTransformation:
@@ -413,6 +426,7 @@ class Setup:
         seeds: int = 4,
         max_seeds: int = 32,
         groups: Groups = "role",
+        workdir: str | Path | None = None,
         progress: Callable[[str], None] = lambda message: print(message, file=sys.stderr, flush=True),
         **options: Any,
     ) -> CoordinateReport:
@@ -427,23 +441,55 @@ class Setup:
           widths, depths: by default 1, 2 and 4 times the base width, at the base depth; and 1, 2, 4 and 8 times the
             base depth, at the base width. In the absolute form this shape stands for the base.
           groups: what is trained alone: "role", all parameters that scale alike, or "path", each parameter of a block.
-          progress: is told what is trained; by default a line on the standard error output.
+          workdir: where trainings are kept, so that a check that was interrupted goes on; None: nowhere.
+          progress: is told about how long it takes, and what is trained; by default on the standard error output.
           steps, seeds, max_seeds, options: of `coordinate_check`.
 
-        The features are what the readout is applied to.
+        The features are what the readout is applied to. All is computed in float32, also what a model computes in
+        bfloat16, which cannot see changes as small. Raises ValueError for a batch with labels that are no classes, for
+        a loss that is not finite or does not depend on the logits, and what `coordinate_check` raises.
         """
         p = self.parameterization
         width, depth = p.base_or(self.width, self.depth)
-        return coordinate_check(
-            lambda width, depth: self.at(width, depth).probe(loss, batch, optimizer, learning_rate, groups),
-            widths=[k * width for k in (1, 2, 4)] if widths is None else widths,
-            depths=[k * depth for k in (1, 2, 4, 8)] if depths is None else depths,
-            **{"width": width, "depth": depth, "title": p.name, **options},
-            steps=steps,
-            seeds=seeds,
-            max_seeds=max_seeds,
-            progress=progress,
-        )
+        self._check_batch(loss, tuple(batch))
+        sizes = {"width": width, "depth": depth, "title": p.name, **options}
+        widths = [k * width for k in (1, 2, 4)] if widths is None else widths
+        depths = [k * depth for k in (1, 2, 4, 8)] if depths is None else depths
+
+        @functools.cache
+        def probe_at(width: int, depth: int) -> Probe:
+            return self.at(width, depth).probe(loss, batch, optimizer, learning_rate, groups)
+
+        with contextlib.ExitStack() as stack:
+            kept = None
+            if workdir is not None:
+                from depthmup.trials.kept import Kept, of_probe  # the engine is loaded when it is needed
+
+                shapes = {(w, sizes["depth"]) for w in widths} | {(sizes["width"], d) for d in depths}
+                hashes = {f"width {w} depth {d}": of_probe(probe_at(w, d), self.at(w, d).fresh) for w, d in shapes}
+                kept = stack.enter_context(contextlib.closing(Kept(workdir, batch, hashes)))
+            return coordinate_check(
+                probe_at,
+                widths=widths,
+                depths=depths,
+                **sizes,
+                steps=steps,
+                seeds=seeds,
+                max_seeds=max_seeds,
+                progress=progress,
+                kept=kept,
+            )
+
+    def _check_batch(self, loss: Callable[[jax.Array, PyTree], jax.Array], batch: tuple[Any, ...]) -> None:
+        """Raises ValueError for a batch (*inputs, targets) that has no loss, or labels that are no classes."""
+        model, (params, state) = self.model, self.model.shapes
+        logits = jax.eval_shape(lambda *of: model.run(*of)[0], params, state, *shapes_of(batch[:-1]))
+        if problem := too_large(batch):
+            raise ValueError(problem)
+        check_loss(loss, logits, batch[-1])
+        problem = not_finite(batch[:-1])
+        if problem and not jnp.isfinite(model.run(*self.fresh(jax.random.key(0)), *batch[:-1])[0]).all():
+            raise ValueError(f"{problem}, and the logits are not finite")
 
     def sweep(
         self,
@@ -489,7 +535,7 @@ class Setup:
             margin: what a value may cost that transfers, in octaves (1.0) or percent of the loss ("0.5%");
             chance: the loss of a model that has learned nothing; None: that of the first batch;
             schedule ("constant", "linear", "cosine", "cosine_to_tenth"), warmup (steps), clip (largest norm of the
-            gradient);
+            gradient, as of `clip_by_global_norm`);
             batch_size: several are an axis, as several steps are, the base first; fixed ("examples", or "steps");
             sizes: [(width, depth, batch_size, steps), ...], which differ from the base in everything at once, and are
             compared with it along the axis "compute";
@@ -672,28 +718,34 @@ class Setup:
             tx = optimizer(self)
         else:
             linear = FAMILIES[optim.family_of(optimizer)].linear
-            tx = self.optimizer(optimizer, learning_rate or RATES[linear])
+            tx = self.optimizer(optimizer, RATES[linear] if learning_rate is None else learning_rate)
         model, names = self.model, jax.tree.map(GROUPS[groups], self.specs, is_leaf=is_spec)
         inside = self._output_before_readout()
 
         def init(hyper: Any) -> Any:
-            params, state = self._rescaled(*model.init_eagerly(jax.random.key(hyper["seed"])))
+            params, state = widened(self._rescaled(*model.init_eagerly(jax.random.key(hyper["seed"]))))
             return params, state, tx.init(params)
+
+        def seen(params: PyTree, state: PyTree, batch: Sequence[Any]) -> Any:
+            """(gradients, {quantity: its value})"""
+            *inputs, targets = batch
+
+            look = with_hidden(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *inputs)
+
+            def loss_of(params: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
+                values = look(params)
+                value = loss(values["logits"], targets)
+                return value, {**values, "loss": value}
+
+            (_, values), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+            return grads, {**values, "hidden": values["hidden"] / inside}
 
         def step(carry: Any, batch: Sequence[Any], hyper: Any) -> Any:
             params, state, kept = carry
-            *inputs, targets = batch
-
-            def loss_of(params: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
-                seen = features(lambda params, *inputs: model.run(params, state, *inputs)[0], params, *inputs)
-                value = loss(seen["logits"], targets)
-                return value, {**seen, "loss": value}
-
-            (_, seen), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+            grads, values = in_float32(seen, *model.shapes, batch)(params, state, batch)
             updates, kept = tx.update(grads, kept, params)
             updates = jax.tree.map(lambda update, trains: update * trains, updates, hyper["trains"])
-            seen = {**seen, "hidden": seen["hidden"] / inside}
-            return (optax.apply_updates(params, updates), state, kept), seen
+            return (optax.apply_updates(params, updates), state, kept), values
 
         def hyper(name: str, seed: int) -> dict[str, Any]:
             trains = jax.tree.map(lambda group: np.float32(name in (ALL, group)), names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import tempfile
@@ -18,10 +19,13 @@ import pandas
 
 from depthmup import bucket
 from depthmup.batch_rules import Run
+from depthmup.data.batch_checks import Batch, check_loss, is_odd, not_finite, too_large
 from depthmup.data.user_feed import Batches, UserFeed, feed_of, of_size
+from depthmup.data.user_feed import size_of as batch_size_of
+from depthmup.declare import SIZE
 from depthmup.fit.curve import POINTS
 from depthmup.fit.transfer import MARGIN, margin_of
-from depthmup.names import at_least_one, unknown
+from depthmup.names import POSITIVE, Range, at_least_one, short, unknown
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
 from depthmup.recipe import SCHEDULES, Recipe
@@ -54,6 +58,7 @@ GRIDS: dict[str, tuple[float, float]] = {
     "muon": (-10.0, -1.0),
 }
 AROUND = 2.5  # octaves to either side of a first guess; the search goes on from there
+LOOKED_AT = 4  # batches with odd numbers whose loss is computed
 LearningRates = Sequence[float] | float | None
 
 
@@ -70,6 +75,8 @@ def sweep(
     **options: Any,
 ) -> SweepResult:
     """`Setup.sweep`, which explains the arguments."""
+    if workdir is not None and (not isinstance(workdir, str | Path) or "\0" in str(workdir)):
+        raise SettingsError(f"workdir must be the path of a folder, got {short(workdir)}")
     study = study_of(setup, loss, batches, **options)
     return _run(study, workdir, shard=shard, progress=progress, executor=executor, retries=retries)
 
@@ -126,6 +133,12 @@ def study_of(
     runs = tuple(map(_run_size, sizes))
     _check_names(schedule, until, fixed, measure)
     _check_numbers(base_steps, warmup, seeds, max_seeds, until)
+    for name, value in (("per_octave", per_octave), ("max_trials", max_trials), ("measure_points", measure_points)):
+        at_least_one(name, value)
+    for name, value in (("at_once", 1 if at_once is None else at_once), ("devices_per_trial", devices_per_trial)):
+        at_least_one(name, value)
+    if clip is not None:
+        POSITIVE.check("clip", clip)
     feeds = _feeds(batches, durations, batch_sizes, runs, evaluate, setup.run)
     setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
     optimizers = _optimizers(optimizer)
@@ -170,7 +183,38 @@ def study_of(
         fixed=fixed,
         runs=runs,
     )
-    return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
+    study = dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
+    _check_batches(study, training, max([*study.durations, base_steps, *(size.steps for size in runs)]))
+    return study
+
+
+def _check_batches(study: ModelStudy, training: Training, steps: int) -> None:
+    """Raises SettingsError for batches that give no loss, and for labels that are no classes. Of a batch with numbers
+    that are not finite it is what the model makes of them that counts."""
+    point = study.base_point(study.sweep.optimizers[0], study.sweep.parameterizations[0])
+    task, feed, hyper = point.task, point.feed, point.hyper(1.0, 0).arrays()
+    logits = None if training.own_outputs else task.output_shapes(feed.first[:-1], hyper)
+
+    def check(words: str, batch: Batch) -> None:
+        try:
+            if problem := too_large(batch):
+                raise SettingsError(problem)
+            if logits is not None:
+                shape = (batch_size_of(batch), *logits.shape[1:])
+                check_loss(task.criterion, jax.ShapeDtypeStruct(shape, logits.dtype), batch[-1])
+            problem = not_finite(batch)
+            if problem:
+                state = jax.jit(task.init)(hyper)
+                if not np.isfinite(jax.jit(task.objective)(state.params, state, batch, hyper)):
+                    raise SettingsError(f"{problem}, and the loss is not finite")
+        except ValueError as error:
+            raise SettingsError(f"{words}: {error}") from error
+
+    check("the first batch", feed.first)
+    looked_at = itertools.chain(feed.looked_at(steps), (("the held-out data", batch) for batch in feed.held_out))
+    odd = ((words, batch) for words, batch in looked_at if is_odd(batch, logits.shape if logits is not None else ()))
+    for words, batch in itertools.islice(odd, LOOKED_AT):
+        check(words, batch)
 
 
 def _check_names(schedule: str, until: str, fixed: str, measure: Sequence[str]) -> None:
@@ -209,6 +253,8 @@ def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
 def _sizes(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """The values of a size, each once. Raises ValueError otherwise, and unless they are whole numbers of at least 1."""
     sizes = tuple(at_least_one(name, value) for value in values)
+    for value in sizes if name in ("widths", "depths") else ():
+        Range(**SIZE).check(name, value)
     if len(set(sizes)) < len(sizes):
         raise SettingsError(f"{name} = {sizes} has a value twice: remove one")
     return sizes

@@ -81,7 +81,7 @@ def wrap(
 ) -> optax.GradientTransformationExtraArgs:
     """`tx` with the LR, eps and weight decay that `p` gives to every leaf.
 
-      tx = optax.chain(optax.clip_by_global_norm(1.0), dm.wrap(p, specs, optax.lion(schedule, weight_decay=0.1)))
+      tx = optax.chain(dm.clip_by_global_norm(p, specs, 1.0), dm.wrap(p, specs, optax.lion(schedule, weight_decay=0.1)))
 
     Args:
       tx: a complete transformation, its learning rate inside, such as optax.lion(1e-3), or one without a learning
@@ -261,7 +261,8 @@ def _eps(
     if any(np.any(abs(np.asarray(e) - 1) > 1e-9) for e in eps):
         warnings.warn(
             f"dm.wrap: the size of gradients acts on the update of {clipped[0]}, as if the transformation clipped "
-            "them: eps has no factors; put clipping in front, optax.chain(clip, dm.wrap(...))",
+            "them: eps has no factors; put clipping in front, "
+            "optax.chain(m.clip_by_global_norm(c), m.wrap(...)), or dm.clip_by_global_norm and dm.wrap",
             stacklevel=4,
         )
     return [1.0] * len(eps)

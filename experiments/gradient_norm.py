@@ -1,18 +1,25 @@
 """The global norm of the gradient at initialization, which `config.clip` limits, against width and depth.
 
-    python -m experiments.gradient_norm        # half a minute
+    python -m experiments.gradient_norm        # a minute
 
-The residual MLP on the digits, cross-entropy, mean of eight seeds.
+The residual MLP on the digits, cross-entropy, mean of eight seeds. Then a model of `dm.setup`, which stores its
+factors: the norm of the gradient of what is stored, and that which `clip_by_global_norm` limits.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import linen as nn
 
+import depthmup as dm
 from configs import default
 from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
@@ -48,6 +55,41 @@ def norm(task: Task, batch: Batch, hyper: Hyper) -> jax.Array:
     return task.step(task.init(hyper), batch, hyper)[1]["grad_norm"]
 
 
+class Net(nn.Module):
+    """Blocks of two layers behind a norm."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.gelu(nn.Dense(2 * self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm_{i}")(h)))
+            h = h + nn.Dense(self.width, name=f"down_{i}")(y)
+        return nn.Dense(10, use_bias=False, name="head")(h)
+
+
+def stored_norms(shapes: Sequence[tuple[int, int]], base: tuple[int, int] = (64, 4)) -> list[tuple[float, float]]:
+    """(norm of the gradient of stored weights, that which is clipped) at each (width, depth) under depth_mup."""
+    x, labels = jax.random.normal(jax.random.key(1), (256, 64)), jnp.arange(256) % 10
+    m = dm.setup("depth_mup", Net, x, width=base[0], depth=base[1], base=base, fan_in_init=False)
+    result = []
+    for width, depth in shapes:
+        at = m.at(width, depth)
+
+        def loss(params: Any, at: dm.Setup = at) -> jax.Array:
+            return optax.softmax_cross_entropy_with_integer_labels(at.apply(params, x), labels).mean()
+
+        params = at.init(jax.random.key(0))
+        gradient = jax.jit(jax.grad(loss))(params)
+        raw, limit = float(optax.tree.norm(gradient)), 1e-3
+        tx = at.clip_by_global_norm(limit)
+        clipped = float(optax.tree.norm(tx.update(gradient, tx.init(params))[0]))
+        result.append((raw, raw * limit / clipped))
+    return result
+
+
 if __name__ == "__main__":
     prepare_cpu(1)
     for axis, values in AXES.items():
@@ -55,3 +97,7 @@ if __name__ == "__main__":
         for name, row in norms(axis, values).items():
             print(f"| {name} | {' | '.join(f'{value:.3g}' for value in row)} |")
         print()
+    shapes = [(64, 4), (64, 16), (64, 64), (256, 4), (1024, 4)]
+    print("| width, depth | stored weights | clipped |\n|---|---|---|")
+    for (width, depth), (raw, measured) in zip(shapes, stored_norms(shapes), strict=True):
+        print(f"| {width}, {depth} | {raw:.3g} | {measured:.3g} |")

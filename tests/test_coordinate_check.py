@@ -342,8 +342,8 @@ def test_advice():
     assert "give a third" in str(two)
 
 
-def test_nothing_judged_is_not_ok():
-    """Features without "hidden" are refused; a group that does not move is not ok."""
+def test_what_is_not_finite_is_not_ok():
+    """Features without "hidden" are refused; a training that blows up at some size is not ok, and is named."""
 
     def without_hidden(width, depth):
         probe = matrix_probe(dm.parameterization("depth_mup"), width, depth)
@@ -352,11 +352,14 @@ def test_nothing_judged_is_not_ok():
     with pytest.raises(ValueError, match="features must have 'hidden' and 'logits', they have"):
         dm.coordinate_check(without_hidden, depths=(1, 2), width=8)
 
-    def still(width, depth):
+    def blown_up(width, depth):
         probe = matrix_probe(dm.parameterization("depth_mup"), width, depth)
-        return probe._replace(step=lambda state, batch, hyper: (state, None))
+        factor = jnp.inf if depth == 2 else 1.0
+        return probe._replace(features=lambda *a: {k: v * factor for k, v in probe.features(*a).items()})
 
-    assert dm.coordinate_check(still, depths=(1, 2), width=8, seeds=2, steps=(1,)).verdict == "not ok"
+    report = dm.coordinate_check(blown_up, depths=(1, 2), width=8, seeds=2, steps=(1,))
+    assert report.verdict == "not ok"
+    assert "is not finite at depth 2, seed 0, by step 1, where" in str(report)
 
 
 def test_errors():

@@ -63,6 +63,8 @@ ALLOWED = {
     "own_model": {
         "audit",
         "batch_rules",
+        "data",
+        "declare",
         "explain",
         "wrap_optimizer",
         "forward",
@@ -77,6 +79,7 @@ ALLOWED = {
         "setup_warnings",
         "source",
         "specs",
+        "trials",
         "tune_target",
         "tuning",
     },
@@ -85,6 +88,7 @@ ALLOWED = {
     "tuning": {
         "batch_rules",
         "data",
+        "declare",
         "fit",
         "optim",
         "parameterization",
@@ -101,7 +105,7 @@ ALLOWED = {
     "find_config": set(),
     "fit": set(),
     "theory": {"activations"},
-    "measure": {"backend", "fit", "parameterization", "specs", "optim"},
+    "measure": {"backend", "fit", "graph", "parameterization", "specs", "optim"},
     "settings": {"batch_rules", "parameterization", "declare", "recipe", "optim", "fit", "measure", "models", "data"},
     "write_config": {"declare", "models", "settings"},
     "train": {

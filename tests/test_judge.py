@@ -89,3 +89,57 @@ def test_batch_sizes_and_steps():
     }
     assert curves["batch_size"].drift.octaves_per_doubling == pytest.approx(0.5, abs=0.02)
     assert curves["steps"].drift.octaves_per_doubling == pytest.approx(-0.25, abs=0.02)
+
+
+def changed(column, place, value):
+    return (
+        table()
+        .astype({column: object})
+        .assign(**{column: lambda t: [value if i == place else v for i, v in enumerate(t[column])]})
+    )
+
+
+@pytest.mark.parametrize(
+    ("trials", "message"),
+    [
+        ({"depth": [1]}, "must be a pandas.DataFrame, got a dict"),
+        (table().iloc[:0], "the table has no rows"),
+        (pandas.concat([table(), table()[["loss"]]], axis=1), "the table has two columns 'loss'"),
+        (table().T.set_index([list("abcde"), list("fghij")]).T, "columns of several levels"),
+        (changed("depth", 3, "two"), "the column depth must have numbers, it has 'two'"),
+        (table(diverged="maybe"), "the column diverged must be true or false in each row, it has maybe"),
+        (table(diverged=math.nan), "the column diverged must be true or false in each row, it has nan"),
+    ],
+)  # fmt: skip
+def test_types_of_columns(trials, message):
+    with pytest.raises(SettingsError, match=message):
+        sweep.judge(trials)
+
+
+def test_what_is_left_out_is_said():
+    trials = table()
+    plain = {c.axis: c.result.verdict for c in sweep.judge(trials).curves}
+    hosts = sweep.judge(
+        trials.assign(host=lambda t: t["seed"].map("host {}".format), run=[str(i) for i in range(len(trials))])
+    )
+    assert {c.axis: c.result.verdict for c in hosts.curves} == plain
+    assert "the column 'host' differs from seed to seed" in hosts.note
+    assert "the column 'run' differs" in hosts.note
+    missing = trials.assign(depth=trials["depth"].where(trials.index != 4, np.nan))
+    assert f"1 of {len(trials)} rows have no" in sweep.judge(missing).note
+    words = sweep.judge(trials.assign(diverged=["no"] * (len(trials) - 1) + ["True"]))
+    assert words.rows["diverged"].sum() == 1
+    together = trials[trials["width"] == 8].assign(width=lambda t: 4 * t["depth"])
+    assert "differ together: runs are compared along their compute" in sweep.judge(together).note
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_a_measure_below_0_is_judged_by_differences(size):
+    """As its exponential is, which shows the same differences as ratios."""
+    trials = table()
+    below = sweep.judge(trials.assign(loss=size * (np.log(trials["loss"]) - 5)))
+    assert "judged by differences" in below.note
+    plain = {c.axis: c.result for c in sweep.judge(trials).curves}
+    for curve in below.curves:
+        assert curve.result.verdict == plain[curve.axis].verdict
+        assert curve.result.tuned == pytest.approx(plain[curve.axis].tuned, rel=0.02)

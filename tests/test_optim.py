@@ -10,7 +10,10 @@ import optax
 import pytest
 
 import depthmup as dm
+from depthmup import optim
 from depthmup.optim import OPTIONS
+from depthmup.tuning import study_of
+from experiments.gradient_norm import Net, stored_norms
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor", "muon")
 EPS = ("adam", "adamw", "muon")
@@ -304,3 +307,53 @@ def test_decay_needs_params():
     tx = dm.optimizer(p, specs, "sgd", 0.1, weight_decay=0.1)
     with pytest.raises(ValueError, match="needs the parameters"):
         tx.update(ones(params), tx.init(params))
+
+
+class TestClipping:
+    """The norm is that of the gradient in the weights of the form "mup": it does not grow with depth."""
+
+    def test_norms_over_depth(self):
+        (raw, one), (deep_raw, deep) = stored_norms([(16, 2), (16, 32)], base=(16, 2))
+        assert raw == pytest.approx(one)
+        assert deep_raw > 1.8 * raw
+        assert deep == pytest.approx(one, rel=0.35)
+
+    def test_it_clips_as_optax_does_in_the_weights(self):
+        p = dm.parameterization("depth_mup", base_width=4, base_depth=1)
+        specs = dm.infer_specs(
+            lambda w, d: {"in": np.zeros((3, w)), "hidden": np.zeros((d, w, w)), "out": np.zeros((w, 2))},
+            width=8,
+            depth=4,
+        )
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), specs)
+        absorbed = p.in_form("absorbed")
+        stored = optim.divisor(absorbed, specs)
+        for norm in (0.5, 1e3):
+            tx, plain = dm.clip_by_global_norm(absorbed, specs, norm), optax.clip_by_global_norm(norm)
+            clipped, _ = tx.update(params, tx.init(params))
+            weights, _ = plain.update(jax.tree.map(lambda g, s: g / s, params, stored), optax.EmptyState())
+            jax.tree.map(lambda a, b, s: np.testing.assert_allclose(a, b * s, rtol=1e-5), clipped, weights, stored)
+            same = dm.clip_by_global_norm(p, specs, norm).update(params, optax.EmptyState())[0]
+            jax.tree.map(np.testing.assert_array_equal, same, plain.update(params, optax.EmptyState())[0])
+        with pytest.raises(ValueError, match="norm must be positive"):
+            dm.clip_by_global_norm(p, specs, 0)
+
+    @pytest.mark.parametrize("optimizer", ["sgd", "muon", lambda m: m.optimizer("sgd", 1.0)])
+    def test_a_sweep_clips_as_the_setup_does(self, optimizer):
+        x, labels = np.ones((8, 3), np.float32), np.zeros(8, int)
+        m = dm.setup("depth_mup", Net, x, width=8, depth=1, base=(8, 1), fan_in_init=False)
+        sizes = {"steps": 2, "widths": (), "depths": (1, 8), "batch_size": 8, "clip": 1e-2}
+        loss = lambda a, b: optax.softmax_cross_entropy_with_integer_labels(a, b).mean()  # noqa: E731
+        study = study_of(m, loss, (x, labels), optimizer=optimizer, learning_rates=[2.0**-i for i in range(5)], **sizes)
+        (name,) = study.sweep.optimizers
+        point = study.point_at(study.base._replace(depth=8)[:2], name, "depth_mup")
+        hyper = point.hyper(1.0, 0).arrays()
+        state = point.task.init(hyper)
+        grads = jax.grad(point.task.objective)(state.params, state, (x, labels), hyper)
+        updates, _ = point.task.transformation(hyper, 1.0).update(grads, state.opt_state, state.params)
+        deep = m.at(8, 8)
+        tx = deep.optimizer(optimizer, 1.0) if isinstance(optimizer, str) else optimizer(deep)
+        tx = optax.chain(deep.clip_by_global_norm(1e-2), tx)
+        expected, _ = tx.update(grads, tx.init(state.params), state.params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), updates, expected)

@@ -79,6 +79,11 @@ class UserFeed(abc.ABC):
         steps = sorted({step for length in lengths for step in sample(length)})
         return {f"the batches of step {step}": digest_of(b) for step, b in zip(steps, self.at(steps), strict=False)}
 
+    def looked_at(self, steps: int) -> Iterator[tuple[str, Batch]]:
+        """(which, in words, the batch) of all batches of a training that can be looked at beforehand."""
+        places = sample(min(steps, READ) if self.in_memory is False else steps)
+        return ((f"the batch of step {step}", batch) for step, batch in zip(places, self.at(places), strict=False))
+
     def resident(self) -> PyTree:
         return ()
 
@@ -146,6 +151,13 @@ class Arrays(UserFeed):
             for steps in lengths
         }
 
+    def looked_at(self, steps: int) -> Iterator[tuple[str, Batch]]:
+        arrays, size = self.resident(), self.batch_size
+        for start in range(0, self.examples, size):
+            first = min(start, self.examples - size)
+            words = f"the examples from {first} on" if self.shuffled else f"the batch of step {start // size}"
+            yield words, jax.tree.map(lambda leaf, first=first: leaf[first : first + size], arrays)
+
     def resident(self) -> PyTree:
         return jax.tree.map(np.asarray, self.arrays)
 
@@ -210,10 +222,13 @@ class Streamed(UserFeed):
         return super().hashes([min(READ, length) for length in lengths] if self.in_order else lengths)
 
     def train(self, start: int, stop: int, shard: tuple[int, int] = (0, 1)) -> Generator[Batch, None, None]:
-        step = start
+        step, part, shapes = start, part_of(self.batch_size, shard), _shapes(self.first)
         for batch in self.from_step(start):
-            part = part_of(self.batch_size, shard)
-            yield jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[part], tuple(batch))
+            if _shapes(batch) != shapes:
+                raise ValueError(
+                    f"all batches must have the shapes of the first, {shapes}; that of step {step} has {_shapes(batch)}"
+                )
+            yield jax.tree.map(lambda leaf: np.asarray(leaf)[part], tuple(batch))
             step += 1
         raise ValueError(f"the batches run out after {step} steps: give as many as there are steps, or fewer steps")
 
@@ -308,6 +323,10 @@ def size_of(batch: Iterable[Any]) -> int:
             f"inputs and targets must be arrays with as many examples along their first axis, got the shapes {shapes}"
         )
     return int(lengths[0][0])
+
+
+def _shapes(batch: Iterable[Any]) -> list[tuple[int, ...]]:
+    return [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(tuple(batch))]
 
 
 def sample(steps: int) -> list[int]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from depthmup.backend import free_programs
-from depthmup.measure.probe import ALL, Probe, compile_ahead, feature_changes
+from depthmup.measure.probe import ALL, Ahead, Probe, compile_ahead, feature_changes
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, stages
 from depthmup.names import POSITIVE, at_least_one, listed, short
 
 Shape = tuple[int, int]  # width and depth
+Key = tuple[int, int, str, int, int, int]  # of trainings: width, depth, group, first seed, number of seeds, steps
+Changes = dict[str, np.ndarray]  # {quantity: RMS changes}; of trainings with a key, (seeds, steps)
 LINES = 15  # of a printed report
 
 
@@ -62,7 +67,8 @@ class CoordinateReport(NamedTuple):
         lines = [f"{self.title}: {self.verdict} ({len(judged)} slopes of {groups} groups of parameters; {rule})"]
         for axis in dict.fromkeys(s.axis for s in judged):
             along = [s for s in judged if s.axis == axis]
-            worst = max(along, key=lambda s: ((OK, UNDECIDED, NOT_OK).index(s.answer), abs(s.plain.slope)))
+            order = (OK, UNDECIDED, NOT_OK).index
+            worst = max(along, key=lambda s: (order(s.answer), np.nan_to_num(abs(s.plain.slope), nan=-1.0)))
             sizes = ", ".join(map(str, worst.sizes))
             lines.append(f"over {axis} {sizes}, the farthest: {worst.group} {worst.plain} {worst.answer}")
         return [*lines, *self._advice()]
@@ -71,10 +77,11 @@ class CoordinateReport(NamedTuple):
     def undecided(self) -> list[Slope]:
         """The undecided slopes along axes on which nothing is not ok."""
         wrong = {s.axis for s in self.slopes if s.answer == NOT_OK}
-        return [s for s in self.slopes if s.answer == UNDECIDED and s.axis not in wrong]
+        moving = [s for s in self.slopes if s.changes.any()]
+        return [s for s in moving if s.answer == UNDECIDED and s.axis not in wrong]
 
     def _advice(self) -> list[str]:
-        """Lines that say how undecided slopes could be decided."""
+        """Lines that say what could not be measured, and how undecided slopes could be decided."""
         small = [
             s for s in self.undecided if s.limit and (s.plain.low > self.tolerance or s.plain.high < -self.tolerance)
         ]
@@ -85,6 +92,14 @@ class CoordinateReport(NamedTuple):
             lines.append(f"undecided: {len(small)} slopes that may fall like 1/depth; take larger depths or more seeds")
         if any(s.axis == "depth" and s.answer == NOT_OK and not s.limit for s in self.slopes):
             lines.append("two depths cannot tell a slope that falls like 1/depth from one that stays: give a third")
+        still = dict.fromkeys(s.group for s in self.slopes if s.judged and not s.changes.any())
+        if still:
+            lines.append(f"not measured, since nothing moves where they alone are trained: {', '.join(still)}")
+        odd = next((s for s in self.slopes if s.judged and not np.isfinite(s.changes).all()), None)
+        if odd:
+            place, seed = np.argwhere(~np.isfinite(odd.changes))[0]
+            where = f"{odd.axis} {odd.sizes[place]}, seed {seed}, by step {odd.step}"
+            lines.append(f"{odd.quantity} is not finite at {where}, where {odd.group} is trained: a training blew up")
         return lines
 
     def plot(self, path: str | Path) -> None:
@@ -119,6 +134,7 @@ def coordinate_check(
     tolerance: float = 0.1,
     title: str = "coordinate check",
     progress: Callable[[str], None] = lambda message: None,
+    kept: MutableMapping[Key, Changes] | None = None,
 ) -> CoordinateReport:
     """Train each group of parameters alone, and all together, for a few steps, at several widths and depths; report the
     slopes of the features' RMS change over width and depth. In a correct parameterization the slopes are near 0.
@@ -132,7 +148,8 @@ def coordinate_check(
         the groups with an undecided slope, up to `max_seeds`; equal arguments give equal results. Further seeds are
         trained by the compiled programs of the first ones.
       tolerance: a slope is to be within +-tolerance.
-      title: of the report. progress: is called with a line for each shape and seed that is trained.
+      title: of the report. progress: is told what is trained, and first about how long that takes.
+      kept: trainings of an earlier check of the same probes, which are not made again; new ones are added.
 
     Every judged slope gets one of three answers, from its interval: "ok", "not ok" or "undecided". `slope.answer` has
     the rule. Along depth a slope that falls like 1/depth is no fault, so from three depths on the slope is also fitted
@@ -143,15 +160,16 @@ def coordinate_check(
     where these are not ok by the change of the "loss", if the probe has it: norms act on the features mainly through
     random weights, whose sum over blocks has a slope of its own, and to first order the loss sees none of it. So are,
     along width, vectors that do not move "hidden": with more classes than units the noise of the readout's random
-    weights is what the logits see. A judged group that did not move is not ok. If the readout starts at 0 nothing else
-    moves in the first step, so take steps=(2, 10) then.
+    weights is what the logits see. Steps after which a group has not moved are not judged, such as the first where the
+    readout starts at 0; a group that never moves is undecided.
 
     The other slopes are only shown. Slopes of logits along width are below 0 as long as noise of order 1/width adds to
     the logits. Trained with all others, hidden weights without their depth factor change a slope by less than .1. With
     a base depth above 1 small depths have a real slope, which fades.
 
     Raises ValueError if no axis has two values, a value is no whole number of at least 1, the tolerance is not
-    positive, or "hidden" or "logits" is missing.
+    positive, "hidden" or "logits" is missing, or where training all parameters of the smallest shape moves nothing or
+    gives what is not finite.
     """
     if not callable(probe_at):
         raise ValueError(f"probe_at must be a function (width, depth) -> Probe, got {short(probe_at)}")
@@ -163,7 +181,8 @@ def coordinate_check(
             at_least_one(name, value)
     POSITIVE.check("tolerance", tolerance)
     free_programs()
-    trainings, looks = _Trainings(probe_at, max(steps), seeds, progress), stages(seeds, max_seeds)
+    looks = stages(seeds, max_seeds)
+    trainings = _Trainings(probe_at, max(steps), seeds, progress, {} if kept is None else kept)
     open_groups = [(axis, group) for axis, shapes in axes.items() for group in trainings.groups(shapes)]
     counts: dict[tuple[str, str], int] = {}
     for count in looks:
@@ -193,12 +212,17 @@ class _Trainings:
     """The changes measured so far. `train` adds the missing trainings, `block` seeds at a time."""
 
     def __init__(
-        self, probe_at: Callable[[int, int], Probe], steps: int, block: int, progress: Callable[[str], None]
+        self,
+        probe_at: Callable[[int, int], Probe],
+        steps: int,
+        block: int,
+        progress: Callable[[str], None],
+        kept: MutableMapping[Key, Changes],
     ) -> None:
         self._probe_at = functools.cache(probe_at)  # one probe for each shape, so that its program is compiled once
-        self._steps, self._block, self._progress = steps, block, progress
-        self._blocks: dict[tuple[Shape, str], list[dict[str, np.ndarray]]] = {}
+        self._steps, self._block, self._progress, self._kept = steps, block, progress, kept
         self._starts: dict[Shape, Any] = {}  # of the first seed
+        self._of_first: dict[Shape, dict[int, Any]] = {}  # those of all seeds that trained before all groups did
 
     def groups(self, shapes: Sequence[Shape]) -> list[str]:
         """The groups to train. Raises ValueError for a group that not all shapes have."""
@@ -214,32 +238,87 @@ class _Trainings:
     def train(self, axes: Mapping[str, Sequence[Shape]], pairs: Sequence[tuple[str, str]], seeds: int) -> None:
         """Train each of these (axis, group) with `seeds` seeds, but for those that are trained already. All groups of a
         shape share its initial states."""
-        groups_of_shape: dict[Shape, list[str]] = {}
+        missing: dict[Shape, dict[int, list[str]]] = {}  # {shape: {first seed: groups}}
         for axis, group in pairs:
             for shape in axes[axis]:
-                groups_of_shape.setdefault(shape, []).append(group)
-        new = [shape for shape in groups_of_shape if not any(done == shape for done, _ in self._blocks)]
-        if new:
-            self._progress(f"compiling {len(new)} shapes")
-            starts = compile_ahead([self._probe_at(*shape) for shape in new], self._steps, seed=0)
-            self._starts |= dict(zip(new, starts, strict=True))
-        for shape, groups in groups_of_shape.items():
-            trained = {group: self._blocks.setdefault((shape, group), []) for group in groups}
-            for block in range(seeds // self._block):
-                missing = [group for group, blocks in trained.items() if len(blocks) == block]
-                if missing:
-                    first_seed = block * self._block
-                    self._progress(f"width {shape[0]} depth {shape[1]}: {', '.join(missing)}, seed {first_seed}")
-                    more = range(first_seed, first_seed + self._block)
-                    start = {0: self._starts[shape]}
-                    changes = feature_changes(self._probe_at(*shape), missing, self._steps, more, start)
-                    for group in missing:
-                        trained[group].append(changes[group])
+                for first_seed in range(0, seeds, self._block):
+                    groups = missing.setdefault(shape, {}).setdefault(first_seed, [])
+                    if self._key(shape, group, first_seed) not in self._kept and group not in groups:
+                        groups.append(group)
+        missing = {shape: blocks for shape, blocks in missing.items() if any(blocks.values())}
+        self._compile(missing)
+        for shape, blocks in missing.items():
+            for first_seed, groups in blocks.items():
+                groups = [group for group in groups if self._key(shape, group, first_seed) not in self._kept]
+                if groups:
+                    self._train(shape, groups, first_seed)
 
-    def changes(self, shapes: Sequence[Shape], group: str, seeds: int) -> dict[str, np.ndarray]:
+    def _train(self, shape: Shape, groups: Sequence[str], first_seed: int) -> dict[int, Any]:
+        """Train `block` seeds of groups; {seed: initial state}."""
+        self._progress(f"width {shape[0]} depth {shape[1]}: {', '.join(groups)}, seed {first_seed}")
+        more = range(first_seed, first_seed + self._block)
+        starts = self._of_first.pop(shape, {0: self._starts[shape]})
+        changes = feature_changes(self._probe_at(*shape), groups, self._steps, more, starts)
+        for group in groups:
+            self._kept[self._key(shape, group, first_seed)] = changes[group]
+        return starts
+
+    def _compile(self, missing: Mapping[Shape, Mapping[int, Sequence[str]]]) -> None:
+        """The programs of shapes that are new. The smallest is compiled first of all, and trained with all parameters:
+        whether anything can be measured, and about how long it takes, is known before the others are compiled."""
+        new = sorted((shape for shape in missing if shape not in self._starts), key=math.prod)
+        if not new:
+            return
+        self._progress(f"compiling {len(new)} shapes")
+        is_first, ahead = not self._starts, [Ahead.of(self._probe_at(*shape), self._steps, seed=0) for shape in new]
+        self._starts |= {shape: program.start for shape, program in zip(new, ahead, strict=True)}
+        if is_first and ALL in missing[new[0]].get(0, ()):
+            begin = time.perf_counter()
+            ahead[0].compile()
+            compiled = time.perf_counter()
+            self._of_first[new[0]] = self._train(new[0], [ALL], 0)
+            trained = time.perf_counter() - compiled
+            _check_measured(self._kept[self._key(new[0], ALL, 0)], new[0])
+            compiling = (compiled - begin) * sum(program.traced for program in ahead[1:]) / ahead[0].traced
+            blocks = (
+                sum(map(len, missing[shape].values())) * program.size for shape, program in zip(new, ahead, strict=True)
+            )
+            training = trained * sum(blocks) / ahead[0].size
+            needed = _duration(compiling / (os.cpu_count() or 1) + training)
+            what = f"{self._block} seeds of each group at {len(new)} shapes"
+            self._progress(f"about {needed}: {what}; more seeds, where slopes are undecided, take longer")
+        compile_ahead(ahead)
+
+    def _key(self, shape: Shape, group: str, first_seed: int) -> Key:
+        return (*shape, group, first_seed, self._block, self._steps)
+
+    def changes(self, shapes: Sequence[Shape], group: str, seeds: int) -> Changes:
         """{quantity: RMS changes, (shapes, seeds, steps)} of the trainings that `train` has made."""
-        rows = [self._blocks[shape, group][: seeds // self._block] for shape in shapes]
+        rows = [
+            [self._kept[self._key(shape, group, first_seed)] for first_seed in range(0, seeds, self._block)]
+            for shape in shapes
+        ]
         return {q: np.stack([np.concatenate([b[q] for b in blocks]) for blocks in rows]) for q in rows[0][0]}
+
+
+def _check_measured(changes: Changes, shape: Shape) -> None:
+    """Raises ValueError if training all parameters, in no seed, gives changes that a slope could be fitted to."""
+    where = f"width {shape[0]}, depth {shape[1]}"
+    for quantity, table in changes.items():
+        if not np.isfinite(table[:, 0]).any():
+            raise ValueError(
+                f"nothing can be measured: at {where} the {quantity} are not finite at the start or after one step of "
+                "all parameters, in every seed: look at the batch, the loss and the learning rate"
+            )
+    if not any(table.any() for table in changes.values()):
+        raise ValueError(
+            f"nothing can be measured: at {where} training all parameters changes nothing: the gradients or the "
+            "optimizer's updates are 0"
+        )
+
+
+def _duration(seconds: float) -> str:
+    return f"{math.ceil(seconds)} s" if seconds < 100 else f"{math.ceil(seconds / 60)} min"
 
 
 def _slopes(
@@ -261,18 +340,15 @@ def _slopes(
             answers = [answer(fits(axis, sizes, tables["logits"][..., step - 1]), tolerance, looks) for step in steps]
             by = "loss" if "loss" in tables and set(answers) != {OK} else "logits"
         for quantity, table in tables.items():
-            judged = quantity == by
-            measured += [
-                (axis, group, quantity, step, judged, table[..., step - 1])
-                for step in steps
-                if judged or table[..., step - 1].any()
-            ]
+            moving = [step for step in steps if table[..., step - 1].any()]
+            shown = moving or (list(steps)[-1:] if quantity == by else [])
+            measured += [(axis, group, quantity, step, quantity == by, table[..., step - 1]) for step in shown]
     tests = sum(judged for *_, judged, _ in measured)
     slopes = []
     for axis, group, quantity, step, judged, changes in measured:
         sizes = tuple(shape[axis == "depth"] for shape in axes[axis])
         fitted = fits(axis, sizes, changes)
         plain, *limit = (estimate(fit, looks) for fit in fitted)
-        verdict = answer(fitted, tolerance, looks, tests) if judged else ""
+        verdict = "" if not judged else answer(fitted, tolerance, looks, tests) if changes.any() else UNDECIDED
         slopes.append(Slope(axis, group, quantity, step, verdict, plain, limit[0] if limit else None, sizes, changes))
     return slopes

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from depthmup.graph.jaxpr import operations
 from depthmup.names import at_least_one, short, unknown
 from depthmup.specs import PyTree
 
@@ -172,7 +173,14 @@ def over_seeds(
 def update_sizes(activations: Callable[[PyTree], Any], params: PyTree, direction: PyTree) -> jax.Array:
     """(2, layers): first s_l, the mean square of each activation's linearised change for a step along `direction`; then
     the mean square of each activation itself."""
-    values, changes = jax.jvp(activations, (params,), (direction,))
+    program = jax.make_jaxpr(activations)(params)
+    if any("custom_vjp" in name for equation in program.eqns for name in operations(equation)):
+        # It has a reverse mode alone, which is linear in what it takes: the reverse mode of that is the jvp.
+        values, pull = jax.vjp(activations, params)
+        _, push = jax.vjp(pull, jax.tree.map(jnp.zeros_like, values))
+        (changes,) = push((direction,))
+    else:
+        values, changes = jax.jvp(activations, (params,), (direction,))
     return jnp.stack([jnp.stack([jnp.square(z).mean() for z in jax.tree.leaves(tree)]) for tree in (changes, values)])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -111,17 +112,24 @@ def train_only(factors: LeafFactors, specs: PyTree, group: str) -> LeafFactors:
 
 
 def feature_changes(
-    probe: Probe, groups: Sequence[str], steps: int, seeds: Sequence[int], starts: Mapping[int, Any] | None = None
+    probe: Probe,
+    groups: Sequence[str],
+    steps: int,
+    seeds: Sequence[int],
+    starts: MutableMapping[int, Any] | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
     """{group: {quantity: RMS changes since initialization after 1..steps steps, (seeds, steps)}}, each group trained
     alone from the same initial states.
 
     The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
-    starts: {seed: initial state} of those that are there already. Raises ValueError if "hidden" or "logits" is missing.
+    starts: {seed: initial state} of those that are there already; the others are added. Raises ValueError if "hidden"
+    or "logits" is missing.
     """
     changes: dict[str, list[dict[str, np.ndarray]]] = {group: [] for group in groups}
     for seed in seeds:
         start = starts[seed] if starts and seed in starts else probe.init(probe.hyper(groups[0], seed))
+        if starts is not None:
+            starts[seed] = start
         for group in groups:
             arguments = start, probe.batch, probe.hyper(group, seed)
             changes[group].append(jax.device_get(_program(probe, steps, arguments)()(*arguments)))
@@ -129,20 +137,31 @@ def feature_changes(
             for group, all_seeds in changes.items()}  # fmt: skip
 
 
-def compile_ahead(probes: Sequence[Probe], steps: int, seed: int) -> list[Any]:
-    """Compile the programs that `feature_changes` will run, in parallel: half of a check is compilation.
+class Ahead(NamedTuple):
+    """The program that `feature_changes` will run for a probe, before it is compiled.
 
-    Returns the initial states of this seed, which the programs are compiled for.
+    start: the initial state of a seed. size: the entries of its arrays. traced: the seconds that tracing it took, to
+    which those of compiling it are about proportional.
     """
-    starts = [probe.init(probe.hyper(ALL, seed)) for probe in probes]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # (Traced here: settings of JAX may be this thread's alone.)
-        waiting = [
-            pool.submit(_program(probe, steps, (start, probe.batch, probe.hyper(ALL, seed))))
-            for probe, start in zip(probes, starts, strict=True)
-        ]
-    for compiled in waiting:
-        compiled.result()
-    return starts
+
+    start: Any
+    size: int
+    traced: float
+    compile: Callable[[], Any]
+
+    @classmethod
+    def of(cls, probe: Probe, steps: int, seed: int) -> Ahead:
+        hyper = probe.hyper(ALL, seed)
+        start, begin = probe.init(hyper), time.perf_counter()
+        compiled = _program(probe, steps, (start, probe.batch, hyper))
+        return cls(start, max(1, sum(map(np.size, jax.tree.leaves(start)))), time.perf_counter() - begin, compiled)
+
+
+def compile_ahead(programs: Sequence[Ahead]) -> None:
+    """Compile programs in parallel: half of a check is compilation."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for compiled in [pool.submit(program.compile) for program in programs]:
+            compiled.result()
 
 
 def _program(probe: Probe, steps: int, arguments: Any) -> Callable[[], Callable[..., dict[str, jax.Array]]]:

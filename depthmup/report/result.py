@@ -127,11 +127,13 @@ def of_table(
         steps) that most depths have, and so on; batch sizes at fixed steps or fixed examples, whichever has more of
         them; where none can be compared alone, along "compute", the product of all (the width squared). Other
         columns of words tell variants apart.
-      measure: the column that is minimized, or an accuracy, which is maximized.
+      measure: the column that is minimized, or an accuracy, which is maximized. One that is below 0, such as a log
+        density, is judged by its differences.
       chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.
       margin: what a value may cost that transfers, in octaves or percent of the loss (`fit.transfer`).
 
-    Raises ValueError for columns or values that cannot be judged (`fit.transfer`).
+    The result's note says which rows were left out, and which columns tell variants apart. Raises ValueError for
+    columns or values that cannot be judged (`fit.transfer`).
     """
     study = TableStudy.of(table, measure, chance, margin)
-    return SweepResult(study.rows, judge(study.rows, study), study)
+    return SweepResult(study.rows, judge(study.rows, study), study, note=study.note)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup.audit import InitAudit
+from depthmup.data.batch_checks import NOT_COMPILED, UNTRACED, shapes_of
 from depthmup.frameworks import Model
 from depthmup.optim import OTHERS, after_clipping, divisor, families_of, from_factors, shifted, stored_divided
 from depthmup.parameterization import LeafFactors, Parameterization
@@ -50,12 +51,12 @@ class ModelTask(Trainable):
             tx = from_factors(
                 hyper.factors, self.optimizer, learning_rate, specs=self.specs, **{**hyper.optimizer, **self.options}
             )
-            if hyper.divisor is not None:
+            if hyper.divisor is not None and self.optimizer in OTHERS:
                 tx = stored_divided(hyper.divisor, tx)
             tx = shifted(shift(self.specs, hyper.factors.init), tx)
         else:
             tx = optax.chain(self.optimizer, optax.scale(learning_rate))
-        return after_clipping(self.recipe.clip, tx)
+        return after_clipping(self.recipe.clip, tx, hyper.divisor)
 
     def loss(
         self, params: PyTree, state: TrainState, statistics: PyTree, batch: Batch, hyper: Hyper, key: jax.Array
@@ -77,6 +78,14 @@ class ModelTask(Trainable):
         outputs, _ = model.run(params, self._unpacked(state.statistics), *inputs)
         count = jnp.float32(jax.tree.leaves(batch)[0].shape[0])
         return {"loss": Average(self.criterion(outputs, targets) * count, count)}
+
+    def output_shapes(self, inputs: Sequence[Any], hyper: Hyper) -> Any:
+        """The outputs that the loss takes, of shapes."""
+
+        def outputs(params: PyTree, state: PyTree, inputs: Sequence[Any], hyper: Hyper) -> Any:
+            return self.outputs(params, _packed(state), inputs, hyper, jax.random.key(0))[0]
+
+        return jax.eval_shape(outputs, *self.model.shapes, tuple(inputs), hyper)
 
     def batch_shapes(self, examples: int) -> Batch:
         return self.shapes(examples)
@@ -101,9 +110,10 @@ def hyper_of(
     warmup: int,
     head_dim: float | None,
     numbers: Mapping[str, float],
+    clips: bool = False,
 ) -> Hyper:
     """The hyperparameters of one trial of a `ModelTask`. optimizer: its name; None for a transformation, which has the
-    factors of a parameterization already. numbers: those of the optimizer."""
+    factors of a parameterization already. numbers: those of the optimizer. clips: whether gradients are clipped."""
     init = rescaling(p, specs)
     if optimizer is None:
         factors = LeafFactors(init, (), (), (), ())  # type: ignore[arg-type]
@@ -121,7 +131,7 @@ def hyper_of(
         label_noise=0.0,
         forward=p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim),
         factors=factors,
-        divisor=divisor(p, specs) if optimizer in OTHERS and p.form != "mup" else None,
+        divisor=divisor(p, specs) if (clips or optimizer in OTHERS) and p.form != "mup" else None,
     )
 
 
@@ -138,7 +148,10 @@ def traced(task: ModelTask, arrays: Hyper, batch: Batch) -> Traced:
     needs more than gradients."""
     init, state = jax.make_jaxpr(task.init, return_shape=True)(arrays)
     shapes = shapes_of(batch)
-    loss = jax.eval_shape(task.objective, state.params, state, shapes, arrays)
+    try:
+        loss = jax.eval_shape(task.objective, state.params, state, shapes, arrays)
+    except UNTRACED as error:
+        raise SettingsError(NOT_COMPILED) from error
     if not (hasattr(loss, "shape") and loss.shape == () and jnp.issubdtype(loss.dtype, jnp.floating)):
         what = f"an array {loss.dtype} {loss.shape}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
         raise SettingsError(
@@ -153,11 +166,6 @@ def traced(task: ModelTask, arrays: Hyper, batch: Batch) -> Traced:
             f"the optimizer needs more than gradients and parameters ({error}), which a sweep cannot hand over: leave "
             "out the part that needs it, such as reduce_on_plateau or a line search"
         ) from error
-
-
-def shapes_of(batch: Batch) -> Batch:
-    """The batch, of shapes."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), batch)
 
 
 def _is_key(leaf: Any) -> bool:

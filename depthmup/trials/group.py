@@ -14,6 +14,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup import bucket
 from depthmup.backend import environment, free_programs, out_of_memory, proc_lines
+from depthmup.data.batch_checks import not_finite
+from depthmup.data.user_feed import UserFeed
 from depthmup.files import digest
 from depthmup.settings import ParallelSettings, SettingsError, column
 from depthmup.specs import PyTree
@@ -90,6 +92,7 @@ class Runner:
             if not out_of_memory(error):
                 raise
             raise OutOfMemory(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
+        _check_batches(group, history.values[0])
         finished, computed_by = [], {"environment": environment()}
         for i, trial in enumerate(group.trials):
             row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": steps[i], **computed_by}
@@ -119,6 +122,23 @@ class Runner:
         say(f"{group}: {len(group.trials)} trials do not fit in memory at once; {half} at a time")
         parts = [dataclasses.replace(group, trials=t, size=half) for t in (group.trials[:half], group.trials[half:])]
         return [finished for part in parts for finished in self.train(part, stop=stop)]
+
+
+def _check_batches(group: Group, losses: np.ndarray) -> None:
+    """Raises SettingsError where all trials stop at a step whose batch has numbers that are not finite.
+
+    losses: of all steps, (trials, steps), NaN from the step on at which a trial stopped.
+    """
+    feed, stopped = group.point.feed, {int(step) for step in np.isfinite(losses).argmin(axis=1)}
+    if len(stopped) > 1 or np.isfinite(losses).all(axis=1).any() or not isinstance(feed, UserFeed):
+        return
+    (first,) = stopped
+    steps = [step for step in (first - 1, first) if step >= 0]  # a gradient may not be finite before a loss is
+    for step, batch in zip(steps, feed.at(steps), strict=False):
+        if problem := not_finite(batch):
+            raise SettingsError(
+                f"the batch of step {step}: {problem}, and all {len(losses)} trials of {group} stop there"
+            )
 
 
 class GroupHooks(Hooks):

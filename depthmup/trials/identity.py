@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from depthmup.data.batch_checks import shapes_of
 from depthmup.data.user_feed import digest_of
 from depthmup.files import first_difference
 from depthmup.specs import PyTree, flatten_shapes, starred
-from depthmup.train.model_task import ModelTask, Traced, shapes_of
+from depthmup.train.model_task import ModelTask, Traced
 from depthmup.train.trainable import Batch, Hyper
 
 HASHES = "hashes"  # entry of an identity: {where, or "": {what, in words: hash}}
@@ -42,10 +43,10 @@ def settings() -> dict[str, Any]:
 def programs(task: ModelTask, traced: Traced, hyper: Hyper, held_out: Sequence[Batch]) -> Programs:
     """The hashes of a task's programs. traced: those of its init and step. held_out: the shapes of the first count."""
     init, optimizer = _of_init(traced, hyper)
-    step = {**_of_program("the training step", traced.step), "the optimizer's first state": optimizer}
+    step = {**of_program("the training step", traced.step), "the optimizer's first state": optimizer}
     if held_out:
         closed = jax.make_jaxpr(task.evaluate)(traced.state, shapes_of(held_out[0]), hyper)
-        step |= _of_program("the evaluation", closed)
+        step |= of_program("the evaluation", closed)
     return Programs(init, step)
 
 
@@ -57,7 +58,7 @@ def of_loss(task: ModelTask, hyper: Hyper, batch: Batch) -> Hashes:
         outputs, _ = jax.eval_shape(task.outputs, state.params, state.statistics, inputs, hyper, jax.random.key(0))
     except TypeError:
         return {}
-    return _of_program("the loss", jax.make_jaxpr(task.criterion)(outputs, targets))
+    return of_program("the loss", jax.make_jaxpr(task.criterion)(outputs, targets))
 
 
 def of_optimizer(task: ModelTask, hyper: Hyper) -> Hashes:
@@ -67,7 +68,7 @@ def of_optimizer(task: ModelTask, hyper: Hyper) -> Hashes:
         return task.transformation(hyper, hyper.learning_rate).update(params, state, params)
 
     state = jax.eval_shape(task.init, hyper)
-    return _of_program("the optimizer", jax.make_jaxpr(update)(state.params, state.opt_state, hyper))
+    return of_program("the optimizer", jax.make_jaxpr(update)(state.params, state.opt_state, hyper))
 
 
 def of_factors(hyper: Hyper) -> Hashes:
@@ -108,14 +109,24 @@ def _of_init(traced: Traced, hyper: Hyper) -> tuple[Hashes, str]:
     outputs = iter(_Program(by_value=True).outputs(traced.init.jaxpr, traced.init.consts, names))
     state = traced.state
     of = {name: [next(outputs) for _ in jax.tree.leaves(field)] for name, field in state._asdict().items()}
-    kinds: dict[str, list[str]] = {}
-    for path, value in zip(flatten_shapes(state.params)[0], of["params"], strict=True):
-        kinds.setdefault(f"the init of {starred(path)}", []).append(value)
-    init = {kind: _hash(*values) for kind, values in kinds.items()}
+    init = _of_kinds(state.params, of["params"])
     return init | {"the init of the model's other arrays": _hash(*of["statistics"])}, _hash(*of["opt_state"])
 
 
-def _of_program(what: str, closed: Any) -> Hashes:
+def _of_kinds(params: PyTree, values: Sequence[str]) -> Hashes:
+    kinds: dict[str, list[str]] = {}
+    for path, value in zip(flatten_shapes(params)[0], values, strict=False):
+        kinds.setdefault(f"the init of {starred(path)}", []).append(value)
+    return {kind: _hash(*of_kind) for kind, of_kind in kinds.items()}
+
+
+def of_init(closed: Any, params: PyTree) -> Hashes:
+    """Hashes of the init of parameters of each kind. closed: the jaxpr of what starts with them."""
+    names = [str(i) for i in range(len(closed.jaxpr.invars))]
+    return _of_kinds(params, _Program(by_value=True).outputs(closed.jaxpr, closed.consts, names))
+
+
+def of_program(what: str, closed: Any) -> Hashes:
     """The hash of a program, and of the values of its constants of each shape."""
     program = _Program()
     names = [f"{i} {var.aval.dtype}{var.aval.shape}" for i, var in enumerate(closed.jaxpr.invars)]

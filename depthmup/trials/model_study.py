@@ -19,6 +19,7 @@ from depthmup.audit import InitAudit
 from depthmup.batch_rules import Run
 from depthmup.data.user_feed import UserFeed, digest_of
 from depthmup.frameworks import Model, as_returned
+from depthmup.names import short
 from depthmup.optim import OPTIONS
 from depthmup.parameterization import Parameterization
 from depthmup.recipe import Recipe
@@ -179,6 +180,7 @@ class ModelPoint(Point):
             warmup=round(training.warmup * self.steps / training.steps),
             head_dim=getattr(setup.model.made, "head_dim", None) if setup.model.factors is not None else None,
             numbers=numbers,
+            clips=training.recipe.clip is not None,
         )
 
     def measurement(self, quantities: Sequence[Quantity]) -> Measurement:
@@ -240,13 +242,16 @@ class ModelPoint(Point):
     def _make(self) -> ModelTask:
         training, setup, values = self._training, self._setup, self._hyperparameters
         make = training.optimizers[self.optimizer]
+        tx = self.optimizer if make is None else make(setup, **values)
+        if not (isinstance(tx, str) or (hasattr(tx, "init") and hasattr(tx, "update"))):
+            raise SettingsError(f"optimizer {self.optimizer!r} must make an Optax transformation, it makes {short(tx)}")
         model = dataclasses.replace(setup.model, output=as_returned) if training.own_outputs else setup.model
         return ModelTask(
             model,
             setup.specs,
             setup.correction,
             training.criterion,
-            self.optimizer if make is None else make(setup, **values),
+            tx,
             self.feed.raw_shapes,
             training.recipe,
             {name: value for name, value in values.items() if not _is_number(value)} if make is None else {},

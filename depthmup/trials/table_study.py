@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pandas
 
@@ -19,6 +19,8 @@ SIZES = ("depth", "width")
 RUN = ("batch_size", "steps", "epochs")  # sizes of a training, where a table has several of them
 # Columns that say how a training went, not what it was.
 RESULTS = ("loss", "accuracy", "diverged", "steps", "step", "key", "schema", "learning_rate", "seed", "environment")
+TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
+LARGEST = 10.0  # the largest difference of a measure that may be below 0, in its unit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +35,7 @@ class TableStudy(Study):
     axes: Sequence[Axis]
     chance_value: float | None
     assumed: Sequence[str] = ()
+    note: str = ""
 
     parallel = ParallelSettings()
     checkpoint = CheckpointSettings()
@@ -41,18 +44,29 @@ class TableStudy(Study):
 
     @classmethod
     def of(cls, table: pandas.DataFrame, measure: str, chance: float | None, margin: float | str) -> TableStudy:
-        missing = [name for name in ("learning_rate", measure) if name not in table]
-        if not any(size in table for size in (*SIZES, *RUN)):
-            missing.append("depth (or width, batch_size, steps)")
-        if missing:
-            raise SettingsError(f"the table has no column {', '.join(missing)}; it has {', '.join(map(str, table))}")
+        _check_columns(table, measure)
         values = {name: value for name, value in NAMES.items() if name not in table}
         assumed = [size for size in SIZES if size not in table]
         values |= dict.fromkeys(assumed, 1)
-        rows = table.reset_index(drop=True).assign(**values)
+        known = [name for name in ("learning_rate", *SIZES, *RUN) if name in table]
+        rows = table.dropna(subset=known).reset_index(drop=True).assign(**values)
+        notes = [f"{len(table) - len(rows)} of {len(table)} rows have no {' or no '.join(known)}, and are left out"]
+        notes = notes if len(rows) < len(table) else []
+        if rows.empty:
+            raise SettingsError(f"the table has no row with {', '.join(known)}")
         if "loss" not in rows:
             rows["loss"] = rows[measure]
-        rows["diverged"] = rows["diverged"].astype(bool) | ~rows[measure].astype(float).map(math.isfinite)
+        rows["diverged"] = _flags(rows["diverged"]) | ~rows[measure].astype(float).map(math.isfinite)
+        if "accuracy" not in measure and (rows[measure][~rows["diverged"]] < 0).any():
+            by = f"{measure}_difference"
+            unit = _differences(rows, measure, by)
+            if chance is not None:
+                chance = math.exp((chance - unit.lowest) / unit.size)
+            notes.append(
+                f"{measure} is below 0, where percents say nothing: it is judged by differences, of which 1% is "
+                f"{unit.size / 100:.3g}"
+            )
+            measure = by
         if "key" not in rows:
             rows["key"] = [digest({str(k): str(v) for k, v in row.items()}) for row in rows.to_dict("records")]
         sizes = [*SIZES, *(name for name in RUN if name in rows and rows[name].nunique() > 1)]
@@ -61,6 +75,8 @@ class TableStudy(Study):
         along = {axis: _along(rows, axis, sizes) for axis in sizes}
         if all(len(of_axis) < 2 for of_axis in along.values()):
             along["compute"] = _together(rows, sizes)
+            if along["compute"]:
+                notes.append(f"{' and '.join(sizes)} differ together: runs are compared along their compute")
         width, depth = (
             next(iter(along[axis].values()))[name] for axis, name in (("depth", "width"), ("width", "depth"))
         )
@@ -70,6 +86,12 @@ class TableStudy(Study):
             if name not in (*NAMES, *SIZES, *RUN, *RESULTS, measure)
             and rows[name].map(lambda value: isinstance(value, str | bool)).all()
             and rows[name].nunique() > 1
+        ]
+        aside = [name for name in words if _of_seeds(rows, name)]
+        words = [name for name in words if name not in aside]
+        notes += [f"the column {name!r} differs from seed to seed, and tells no variants apart" for name in aside]
+        notes += [
+            f"the column {name!r} tells {rows[name].nunique()} variants apart, each judged alone" for name in words
         ]
         sweep = SweepSettings(
             parameterizations=tuple(dict.fromkeys(rows["parameterization"])),
@@ -81,7 +103,7 @@ class TableStudy(Study):
             calibrate=False,
         )
         axes = [Axis(name, tuple(dict.fromkeys(rows[name])), False) for name in words]
-        return cls(rows, along, sweep, width, depth, axes, chance, assumed)
+        return cls(rows, along, sweep, width, depth, axes, chance, assumed, "\n".join(notes))
 
     @property
     def along(self) -> dict[str, dict[float, dict[str, Any]]]:
@@ -100,6 +122,59 @@ class TableStudy(Study):
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> TableStudy:
         chosen = {axis: {size: self.sizes[axis][size] for size in values} for axis, values in sizes.items()}
         return dataclasses.replace(self, sizes=chosen)
+
+
+class _Unit(NamedTuple):
+    """Of differences of a measure."""
+
+    lowest: float
+    size: float
+
+
+def _check_columns(table: Any, measure: str) -> None:
+    """Raises SettingsError for what is no table, lacks a column, or has other than numbers where numbers are needed."""
+    if not isinstance(table, pandas.DataFrame):
+        raise SettingsError(
+            f"the trials must be a pandas.DataFrame, got a {type(table).__name__}: pandas.DataFrame(trials)"
+        )
+    if isinstance(table.columns, pandas.MultiIndex) or not table.columns.is_unique:
+        twice = table.columns[table.columns.duplicated()]
+        what = f"two columns {twice[0]!r}" if len(twice) else "columns of several levels"
+        raise SettingsError(f"the table has {what}: give each a name of its own")
+    missing = [name for name in ("learning_rate", measure) if name not in table]
+    if not any(size in table for size in (*SIZES, *RUN)):
+        missing.append("depth (or width, batch_size, steps)")
+    if missing:
+        raise SettingsError(f"the table has no column {', '.join(missing)}; it has {', '.join(map(str, table))}")
+    if table.empty:
+        raise SettingsError("the table has no rows")
+    for name in ("learning_rate", measure, *SIZES, *RUN):
+        if name in table and not pandas.api.types.is_numeric_dtype(table[name]):
+            odd = next((v for v in table[name] if not isinstance(v, int | float)), table[name].iloc[0])
+            raise SettingsError(f"the column {name} must have numbers, it has {odd!r}")
+
+
+def _flags(column: pandas.Series) -> pandas.Series:
+    """Whether each trial diverged. Raises SettingsError for what is neither true nor false."""
+    words = column.map(lambda value: str(value).strip().lower().removesuffix(".0"))
+    odd = column[~words.isin((*TRUE, *FALSE))]
+    if len(odd):
+        raise SettingsError(f"the column diverged must be true or false in each row, it has {odd.iloc[0]}")
+    return words.isin(TRUE)
+
+
+def _differences(rows: pandas.DataFrame, measure: str, by: str) -> _Unit:
+    """Add the column `by`, whose logarithm is the measure in units in which it spans at most LARGEST."""
+    values = rows[measure].where(~rows["diverged"]).astype(float)
+    unit = _Unit(float(values.min()), max(1.0, float(values.max() - values.min()) / LARGEST))
+    rows[by] = ((values - unit.lowest) / unit.size).map(math.exp)
+    return unit
+
+
+def _of_seeds(rows: pandas.DataFrame, name: str) -> bool:
+    """Whether a column says which seed or which row it is, such as a host's name."""
+    values = rows.groupby("seed")[name].nunique()
+    return rows[name].is_unique or (len(values) > 1 and bool((values == 1).all()))
 
 
 def _together(rows: pandas.DataFrame, sizes: Sequence[str]) -> dict[float, dict[str, Any]]:
