@@ -322,6 +322,7 @@ class TestClipping:
         p = dm.parameterization("depth_mup", base_width=4, base_depth=1)
         specs = dm.infer_specs(
             lambda w, d: {"in": np.zeros((3, w)), "hidden": np.zeros((d, w, w)), "out": np.zeros((w, 2))},
+            layout="in_out",
             width=8,
             depth=4,
         )

@@ -28,7 +28,9 @@ def tree_of(shapes):
 
 
 def specs_of(model, width=WIDTH, depth=DEPTH, **options):
-    """{name: ParamSpec} of a model whose weights are (out, in), as PyTorch's are."""
+    """{name: ParamSpec} of a model whose weights are (out, in), as PyTorch's are: embeddings are (vocabulary, width)."""
+    embeddings = {name: "input" for name in model(width, depth) if re.search(r"embed\w*\.(weight|embedding)$", name)}
+    options["overrides"] = embeddings | options.get("overrides", {})
     specs = dm.infer_specs(lambda w, d: tree_of(model(w, d)), width=width, depth=depth, layout="out_in", **options)
     assert by_path(specs) == specs
     return specs
@@ -107,7 +109,7 @@ def transformer(width, depth, tied=False):
 EMBEDDING = {"overrides": {"encoder.weight": "input"}}  # which its name does not tell
 EXAMPLES = {
     "MLP": (mlp, {"residual": False}),
-    "ResNet": (resnet, {}),
+    "ResNet": (resnet, {"overrides": {"layer*": "branch", "layer*.shortcut.*": "trunk"}}),
     "Transformer": (transformer, EMBEDDING),
     "tied Transformer": (functools.partial(transformer, tied=True), EMBEDDING),
 }

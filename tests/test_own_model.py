@@ -57,7 +57,7 @@ def explicit(model, inputs, p):
     specs = dm.infer_specs(
         lambda w, d: model(w, d, (1.0, 1.0, 1.0)).init(KEY, *inputs)["params"], width=WIDTH, depth=DEPTH,
         layout="in_out",
-        overrides={"stage1_a_0/kernel": "branch"} if "stage1_a_0" in variables["params"] else None,
+        overrides={"stage*_[ab]_*": "branch"} if "stage1_a_0" in variables["params"] else None,
     )  # fmt: skip
     return specs, {**variables, "params": dm.rescale(p, specs, variables["params"])}
 
