@@ -28,7 +28,7 @@ def tree_of(shapes):
 
 
 def specs_of(model, width=WIDTH, depth=DEPTH, **options):
-    """{name: ParamSpec} of a model whose weights are (out, in), as PyTorch's are: embeddings are (vocabulary, width)."""
+    """{name: ParamSpec} of a model with weights (out, in), as PyTorch's are, and embeddings (vocabulary, width)."""
     embeddings = {name: "input" for name in model(width, depth) if re.search(r"embed\w*\.(weight|embedding)$", name)}
     options["overrides"] = embeddings | options.get("overrides", {})
     specs = dm.infer_specs(lambda w, d: tree_of(model(w, d)), width=width, depth=depth, layout="out_in", **options)
