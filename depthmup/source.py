@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -312,8 +312,8 @@ class Source:
                 raise
             return layout, None
 
-        def refuse(paths: Collection[str]) -> None:
-            refuse_unplaced(paths, shapes, self.sites(width, depth), all_of=not self.depth_in_init)
+        def refuse(roles: Mapping[str, Role]) -> None:
+            refuse_unplaced(roles, shapes, self.sites(width, depth), all_of=not self.depth_in_init)
 
         places_matter = self.depth_in_init or (self.p.kinds and few.factors is None)
         return layout or uses.layout, reading_of(
@@ -321,7 +321,7 @@ class Source:
             growing,
             shapes,
             lambda times: self.sites(width, times * depth),
-            refuse if places_matter else lambda paths: None,
+            refuse if places_matter else lambda roles: None,
         )
 
     def _settled(self, specs: PyTree) -> set[str]:

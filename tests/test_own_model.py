@@ -1127,8 +1127,10 @@ class LastWithoutSkip(nn.Module):
 
 
 def test_no_block_is_taken_for_an_entry():
-    with pytest.raises(dm.ForwardError, match=r"in no residual branch; .* overrides=\{'block_1/kernel': 'trunk'"):
-        setup(LastWithoutSkip)
+    with pytest.warns(dm.SetupWarning, match="the forward pass has 1 and 3 residual additions"):
+        m = setup(LastWithoutSkip)
+    of = {spec.path: spec for spec in jax.tree.leaves(m.specs, is_leaf=is_spec)}
+    assert [of[f"block_{i}/kernel"].in_branch for i in range(DEPTH)] == [True] * (DEPTH - 1) + [False]
 
 
 class LongSkips(nn.Module):

@@ -258,7 +258,7 @@ class _Inference:
         small = {name for name in places.between if roled[name].role in ("vector", "scalar", "fixed")}
         without_rule = (places.between | places.unplaced) - small - by_rule
         if without_rule and self.reading:
-            self.reading.refuse(without_rule)
+            self.reading.refuse({name: roled[name].role for name in without_rule})
         return small | by_rule
 
     # Roles

@@ -22,15 +22,15 @@ class Reading:
     ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, of the parameters
       whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are no
       weights of a product.
-    refuse: (paths of weights that repeat with depth and are in no branch) -> None; raises ForwardError if these need a
-      rule.
+    refuse: ({path: role} of what repeats with depth and is in no branch) -> None; raises ForwardError if these
+      parameters need a rule.
     """
 
     axes: Mapping[str, str]
     entries: Mapping[str, Collection[int]]
     sites: Callable[[int], Sequence[Site]]
     ends: Callable[[Collection[str]], Mapping[str, Role]]
-    refuse: Callable[[Collection[str]], None]
+    refuse: Callable[[Mapping[str, Role]], None]
 
 
 def reading_of(
@@ -38,7 +38,7 @@ def reading_of(
     growing: Set[Axis],
     shapes: Mapping[str, Shape],
     sites: Callable[[int], Sequence[Site]],
-    refuse: Callable[[Collection[str]], None] | None = None,
+    refuse: Callable[[Mapping[str, Role]], None] | None = None,
 ) -> Reading:
     """The reading of a model. growing: the axes of parameters that grow with width. shapes: of the parameters at the
     width of the sites. The others as in `Reading`; by default all weights that repeat with depth need a rule."""
@@ -91,17 +91,20 @@ def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]
     return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
 
 
-def refuse_unplaced(paths: Collection[str], names: Collection[str], sites: Sequence[Site], all_of: bool = True) -> None:
-    """Raises ForwardError for weights that repeat with depth and are in no residual addition.
+def refuse_unplaced(
+    roles: Mapping[str, Role], names: Collection[str], sites: Sequence[Site], all_of: bool = True
+) -> None:
+    """Raises ForwardError for parameters that repeat with depth and are in no residual addition.
 
-    names: the paths of all parameters. all_of: without it only for weights whose results are added to another
-    activation than the one that they are computed from: such a sum is a residual one (reversible networks) or not
-    (recurrent ones).
+    roles: {path: role} of these parameters. names: the paths of all parameters. all_of: without it only for weights
+    whose results are added to another activation than the one that they are computed from: such a sum is a residual one
+    (reversible networks) or not (recurrent ones).
     """
     if all_of:
-        raise ForwardError(in_no_branch(paths, names, [site for site in sites if site.kind == "branch"]))
+        raise ForwardError(in_no_branch(roles, names, [site for site in sites if site.kind == "branch"]))
     sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
-    unclear = dict.fromkeys(sorted(sums.intersection(paths)), "branch")
+    weights = {path for path, role in roles.items() if role not in ("vector", "scalar")}
+    unclear = dict.fromkeys(sorted(sums & weights), "branch")
     if unclear:
         raise ForwardError(
             f"parameters such as {starred(min(unclear))} repeat with depth, but the forward pass has no h + branch(h) "

@@ -131,7 +131,7 @@ BOARD = (
     | trunk(stem="input")
     | {"value/kernel": "fixed", "value/bias": "scalar", "value_conv/kernel": "readout"}
 )
-NORMED = {"policy*": "scalar", "value*": "scalar", "*[ye]/kernel": "fixed", "*_conv/*": "output"}
+NORMED = {"policy*": "scalar", "value*": "scalar", "*[ye]/kernel": "fixed", "*[ye]_conv/*": "output"}
 CRITIC = trunk(embed="input", head="readout") | blocks("up/*", "down/*", matrix="weight") | {"norms/*": "branch/vector"}
 MODELS = {
     "siamese": Foreign(
