@@ -44,8 +44,8 @@ def test_reached(here, file, test):
 @pytest.mark.parametrize(
     ("file", "test"),
     [
-        ("depthmup/tuning.py", "tests/foreign/test_models.py"),  # Setup.sweep imports it, which no test there uses
-        ("depthmup/report/words.py", "tests/test_own_model.py"),
+        ("depthmup/plan/slices.py", "tests/foreign/test_models.py"),
+        ("depthmup/theory/predictor.py", "tests/test_own_model.py"),
         ("depthmup/theory/predictor.py", "tests/test_sweep.py"),
         ("depthmup/plan/slices.py", "tests/test_fit.py"),
         ("docs/theory.md", "tests/test_fit.py"),
