@@ -146,8 +146,9 @@ class _Inference:
 
     def specs(self, init_fn: InitFn) -> PyTree:
         shapes = self.shapes
-        stacks = {name: axis for name in shapes.base if (axis := self._stack(name)) is not None}
-        places = self._places(stacks)
+        of_blocks = {name: axis for name in shapes.base if (axis := self._axis_of_blocks(name)) is not None}
+        places = self._places(of_blocks)
+        stacks = {name: axis for name, axis in of_blocks.items() if not self._joins_outputs(name, axis)}
         leaves = {name: self._leaf(name, stacks.get(name)) for name in shapes.base}
         roled = self._roles(leaves, stacks, places)
         growing = [name for name, leaf in leaves.items() if leaf.grow]
@@ -171,20 +172,23 @@ class _Inference:
 
     # Places
 
-    def _stack(self, name: str) -> int | None:
-        """The axis along which blocks are stacked in a parameter: the forward pass takes its members, if it tells."""
+    def _axis_of_blocks(self, name: str) -> int | None:
+        """The axis along which blocks are stacked in a parameter, or their outputs joined."""
         before, after = self.shapes.base[name], self.shapes.deep.get(name, self.shapes.base[name])
         if before == after or self._has_moved(name):
             return None
         try:
-            axis = stack_axis(name, before, after, self.shapes.growing(name))
+            return stack_axis(name, before, after, self.shapes.growing(name))
         except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
             rule = self.rules.get(name, Override())
             if rule.place is None and self.residual:
                 self.guesses[name] = f"{self.ask(name, error)}/hidden"
             return None
+
+    def _joins_outputs(self, name: str, axis: int) -> bool:
+        """Whether an axis of blocks is one of a product: of the outputs for all blocks, and no stack."""
         letters = self.reading.axes.get(name) if self.reading else None
-        return None if letters and axis is not None and letters[axis] != "-" else axis  # outputs for all blocks
+        return letters is not None and letters[axis] != "-"
 
     def _has_moved(self, name: str) -> bool:
         """Whether the parameter has another path at twice the depth, where its path is that of another one: in lists
