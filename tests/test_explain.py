@@ -73,7 +73,7 @@ def test_coupled_decay_is_shown(x64):
     "mask", [{"in": True, "blocks": True, "out": False}, lambda tree: {**dict.fromkeys(tree, True), "out": False}]
 )
 def test_what_a_mask_leaves_out_has_no_decay(mask):
-    p, specs = dm.parameterization("mup", base_width=4), dm.infer_specs(init, **BIG)
+    p, specs = dm.parameterization("mup", base_width=4), dm.infer_specs(init, layout="in_out", **BIG)
     explained = dm.explain(p, specs, "adamw", 0.1, weight_decay=0.4, mask=mask)
     shown = table(explained)
     assert (shown["out"]["decay"], shown["out"]["LR x decay"]) == ("0", "0")
@@ -84,7 +84,9 @@ def test_what_a_mask_leaves_out_has_no_decay(mask):
 
 
 def test_a_decay_that_is_not_given_is_called_a_factor():
-    shown = dm.explain(dm.parameterization("mup", base_width=4), dm.infer_specs(init, **BIG), "adamw", 1e-3)
+    shown = dm.explain(
+        dm.parameterization("mup", base_width=4), dm.infer_specs(init, layout="in_out", **BIG), "adamw", 1e-3
+    )
     assert shown.notes == ["decay: factors on the base's weight decay; weight_decay= shows its values"]
 
 

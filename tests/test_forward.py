@@ -178,7 +178,10 @@ def _network(name, width, depth, x64):  # in float64 the initial parameters are 
 
         return apply
 
-    specs = dm.infer_specs(init, layout="in_out", width=width, depth=depth, overrides=overrides or None)
+    def call(width, depth, params, x):
+        return kind(width, depth, **options).apply({"params": params}, x, mutable=["batch_stats"])[0]
+
+    specs = dm.infer_specs(init, call, x, width=width, depth=depth, overrides=overrides or None)
     return specs, apply_with, init(width, depth), x
 
 
@@ -276,7 +279,7 @@ def test_values_that_overflow_with_larger_parameters():
     assert [site.parts for site in branches] == [{str(i): None} for i in range(16)]
 
 
-OTHERS = ("unused", "applied")
+OTHERS = ("unused", "applied", "acts")
 
 
 def places(apply, params, *inputs):
