@@ -43,7 +43,8 @@ class Net(nn.Module):
         dense = functools.partial(nn.Dense, kernel_init=nn.initializers.normal(self.std))
         h = dense(self.width, name="first")(x + np.float32(self.table))
         for i in range(self.depth):
-            h = h + dense(self.width, name=f"block_{i}")((nn.gelu if self.depth >= self.gate else nn.relu)(h))
+            y = dense(self.width, name=f"block_{i}")(nn.relu(h))
+            h = y + h if self.depth >= self.gate else h + y
         logits = dense(CLASSES, name="head", bias_init=lambda *_: jnp.asarray(np.float32(self.bias)))(h)
         return logits if train else logits * self.evaluated
 

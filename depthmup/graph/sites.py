@@ -142,7 +142,7 @@ def _applied(graph: Graph) -> Iterator[Site]:
 
 def _acts(graph: Graph) -> Iterator[Site]:
     behind = graph.descendants(branch.sum for branch in residual.branches(graph))
-    behind |= graph.descendants(node for node in graph.nodes if node.op == "carried")
+    behind |= graph.descendants(node for node in graph.nodes if node.op in ("carry", "carried"))
     later = products.behind(graph)
     for path, (place, like) in residual.acts(graph).items():
         node = graph.nodes[place]

@@ -256,14 +256,17 @@ class _Inference:
         return Places(frozenset(inside), frozenset(), frozenset())
 
     def _on_the_stream(self, places: Places, roled: Mapping[str, Roled]) -> set[str]:
-        """The parameters on the stream: vectors and scalars between branches. What else repeats with depth outside the
-        branches has no rule."""
+        """The parameters on the stream: vectors and scalars between branches, or of what blocks add to it otherwise.
+        Weights that repeat with depth outside the branches have no rule, nor have the vectors of such a layer."""
         by_rule = {name for name, rule in self.rules.items() if rule.place == "stream"}
-        small = {name for name in places.between if roled[name].role in ("vector", "scalar", "fixed")}
-        without_rule = (places.between | places.unplaced) - small - by_rule
-        if without_rule and self.reading:
+        repeating = (places.between | places.unplaced) - by_rule
+        small = {name for name in repeating if roled[name].role in ("vector", "scalar", "fixed")}
+        if repeating == small:
+            return small | by_rule
+        without_rule = repeating - (small & places.between)
+        if self.reading:
             self.reading.refuse({name: roled[name].role for name in without_rule})
-        return small | by_rule
+        return (small & places.between) | by_rule
 
     # Roles
 
@@ -278,7 +281,7 @@ class _Inference:
 
     def _roles(self, leaves: Mapping[str, Leaf], stacks: Mapping[str, int], places: Places) -> dict[str, Roled]:
         roled: dict[str, Roled] = {}
-        scalars = places.in_branches | places.between | self._behind_readouts(leaves)
+        scalars = places.in_branches | places.between | places.unplaced | self._behind_readouts(leaves)
         twins = self._twins
         for name, leaf in leaves.items():
             seen = twins.get(name, name)
