@@ -218,7 +218,7 @@ def test_what_cannot_train(threads, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("flags", "message"),
     [
         (Wanted("ray"), r"unknown --executor 'ray' \(known: dask, local, mpi, slurm\)"),
         (Wanted("mpi", workers=2), "--workers is for --executor=local and slurm, not for mpi"),
@@ -228,8 +228,8 @@ def test_what_cannot_train(threads, tmp_path):
         (Wanted("dask", scheduler="tcp://10.0.0.1:8786"), "is not encrypted"),
     ],
 )
-def test_wrong_flags(wanted, message, tmp_path):
-    with pytest.raises(ValueError, match=message), executor_of(wanted, tmp_path):
+def test_wrong_flags(flags, message, tmp_path):
+    with pytest.raises(ValueError, match=message), executor_of(flags, tmp_path):
         pass
 
 
