@@ -266,19 +266,6 @@ def _ends(mask: np.ndarray, axis: int) -> np.ndarray | None:
     return np.flatnonzero(np.diff(np.concatenate([[0], line[:, 0].astype(int), [0]])))
 
 
-def features(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> dict[str, jax.Array]:
-    """{"hidden": the input of the readout, "logits": `apply(params, *inputs)`}; it can be jitted.
-
-    The readout is the last operation that applies weights to activations. Raises ForwardError if there is none.
-    """
-    graph = Graph(apply, params, inputs, number=lambda leaf: leaf, open_scans=False)
-    last = last_layer(graph, graph.output)
-    if last is None:
-        raise ForwardError("no operation of the model applies weights to activations: it has no features to look at")
-    (hidden,) = graph.activations(last)
-    return {"hidden": hidden.value, "logits": graph.output.value}
-
-
 def layers(
     apply: Callable[..., Any], params: PyTree, state: Sequence[Any], inputs: Sequence[Any], blocks: int
 ) -> Callable[..., list[jax.Array]]:

@@ -283,18 +283,19 @@ class Source:
         def zeros(width: int, depth: int) -> PyTree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
 
-        layout, reading = self._reading(width, depth)
+        residual = self.residual and not self.adds_nothing(width, depth)
+        layout, reading = self._reading(width, depth, residual)
         return inferred(
             zeros,
             width=width,
             depth=depth,
-            residual=self.residual and not self.adds_nothing(width, depth),
+            residual=residual,
             layout=layout,
             overrides=self.overrides,
             reading=reading,
         )
 
-    def _reading(self, width: int, depth: int) -> tuple[Layout | None, Reading | None]:
+    def _reading(self, width: int, depth: int, residual: bool) -> tuple[Layout | None, Reading | None]:
         """(the layout of matrices, what the forward pass says of the parameters): the same at all widths. It may say
         nothing where no factor needs it."""
         layout, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
@@ -305,7 +306,7 @@ class Source:
             uses = self._once_of_models(
                 ("uses", narrow, depth), lambda: uses_of(self._program(narrow, depth), few.shapes[0], growing)
             )
-            for times in (1, 2):
+            for times in (1, 2) if residual else (1,):
                 self.sites(width, times * depth)
         except ForwardError:
             if self.p.kinds:

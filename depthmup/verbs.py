@@ -32,7 +32,7 @@ from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
-from depthmup.trials.executors import Wanted, executor_of
+from depthmup.trials.executors import Flags, executor_of
 from depthmup.tune_target import CONFIG_SIZES, TOLERANCE, tune_config
 from depthmup.usage import FLAGS, changed, number, pairs
 
@@ -105,8 +105,8 @@ def sweep(
             raise SettingsError("--workers, --scheduler, --slurm and --insecure are for --executor: give that too")
         result = sweeps.run(settings, workdir, command, shard=part, yes=yes)
     else:
-        wanted = Wanted(executor, workers, scheduler, pairs("slurm", slurm, "=") or None, insecure)
-        with executor_of(wanted, workdir) as of_workers:
+        flags = Flags(executor, workers, scheduler, pairs("slurm", slurm, "=") or None, insecure)
+        with executor_of(flags, workdir) as of_workers:
             if of_workers is None:  # this process was a worker
                 return 0
             result = sweeps.run(settings, workdir, command, shard=part, yes=yes, executor=of_workers)

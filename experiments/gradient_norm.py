@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen as nn
 
 import depthmup as dm
 from configs import default
@@ -26,6 +25,7 @@ from depthmup.settings import from_config
 from depthmup.train import Hyper, Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.trainable import Batch
+from experiments.check_pictures import Net
 
 WIDTH, DEPTH, SEEDS, BATCH = 128, 4, 8, 64
 AXES = {"width": (64, 128, 256, 512, 1024), "depth": (2, 4, 8, 16, 32, 64)}
@@ -53,21 +53,6 @@ def norms(axis: str, values: tuple[int, ...], names: tuple[str, ...] = NAMES) ->
 def norm(task: Task, batch: Batch, hyper: Hyper) -> jax.Array:
     """The gradient's global norm at the start."""
     return task.step(task.init(hyper), batch, hyper)[1]["grad_norm"]
-
-
-class Net(nn.Module):
-    """Blocks of two layers behind a norm."""
-
-    width: int
-    depth: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        h = nn.Dense(self.width, name="embed")(x)
-        for i in range(self.depth):
-            y = nn.gelu(nn.Dense(2 * self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm_{i}")(h)))
-            h = h + nn.Dense(self.width, name=f"down_{i}")(y)
-        return nn.Dense(10, use_bias=False, name="head")(h)
 
 
 def stored_norms(shapes: Sequence[tuple[int, int]], base: tuple[int, int] = (64, 4)) -> list[tuple[float, float]]:

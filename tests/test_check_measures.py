@@ -281,9 +281,9 @@ def test_a_group_that_never_moves_is_undecided():
 def test_a_check_goes_on(tmp_path):
     """From where it was killed, with the same report; another model is refused by what differs."""
     sizes = {"widths": (8, 16), "depths": (), "seeds": 2, "max_seeds": 2, "steps": (1,)}
-    said = []
-    whole = setup().check(loss, (X, Y), workdir=tmp_path, progress=said.append, **sizes)
-    assert any(line.startswith("about ") and "2 seeds of each group at 2 shapes" in line for line in said)
+    printed = []
+    whole = setup().check(loss, (X, Y), workdir=tmp_path, progress=printed.append, **sizes)
+    assert any(line.startswith("about ") and "2 seeds of each group at 2 shapes" in line for line in printed)
     file = tmp_path / "trainings.jsonl"
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:3]) + "\n" + lines[3][:20])

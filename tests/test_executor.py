@@ -20,7 +20,7 @@ from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials import executors, remote, workers
 from depthmup.trials.engine import train
-from depthmup.trials.executors import Local, Wanted, check_scheduler, executor_of
+from depthmup.trials.executors import Flags, Local, check_scheduler, executor_of
 from depthmup.trials.group import Runner
 from depthmup.trials.plan import trials
 from depthmup.trials.store import Store
@@ -220,12 +220,12 @@ def test_what_cannot_train(threads, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (Wanted("ray"), r"unknown --executor 'ray' \(known: dask, local, mpi, slurm\)"),
-        (Wanted("mpi", workers=2), "--workers is for --executor=local and slurm, not for mpi"),
-        (Wanted("local", scheduler="tls://a:1"), "--scheduler is for --executor=dask, not for local"),
-        (Wanted("local", workers=0), "--workers must be at least 1"),
-        (Wanted("dask"), "--executor=dask needs --scheduler=tls://HOST:PORT, or the scheduler's file"),
-        (Wanted("dask", scheduler="tcp://10.0.0.1:8786"), "is not encrypted"),
+        (Flags("ray"), r"unknown --executor 'ray' \(known: dask, local, mpi, slurm\)"),
+        (Flags("mpi", workers=2), "--workers is for --executor=local and slurm, not for mpi"),
+        (Flags("local", scheduler="tls://a:1"), "--scheduler is for --executor=dask, not for local"),
+        (Flags("local", workers=0), "--workers must be at least 1"),
+        (Flags("dask"), "--executor=dask needs --scheduler=tls://HOST:PORT, or the scheduler's file"),
+        (Flags("dask", scheduler="tcp://10.0.0.1:8786"), "is not encrypted"),
     ],
 )
 def test_wrong_flags(flags, message, tmp_path):
@@ -238,7 +238,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "_client", lambda: importlib.import_module("distributed"))
     with (
         pytest.raises(SettingsError, match=r"--executor=dask needs distributed: pip install 'depthmup\[dask\]'"),
-        executor_of(Wanted("dask", scheduler="tls://a:1"), tmp_path),
+        executor_of(Flags("dask", scheduler="tls://a:1"), tmp_path),
     ):
         pass
 

@@ -40,7 +40,7 @@ def alone(tmp_path_factory):
 
 
 def train_while_killed(folder, executor, pids):
-    """Kill a worker at random moments, KILLS times in all, over as many sweeps as that takes."""
+    """Kill a worker at random moments, KILLS times in all, over as many sweeps as that takes: the number of kills."""
     expected, rng, kills, over = train(tiny.study(**LONG), folder / "alone", progress=False), random.Random(0), 0, False
 
     def kill():
@@ -63,12 +63,14 @@ def train_while_killed(folder, executor, pids):
     finally:
         over = True
         killer.join()
+    return kills
 
 
 def test_local_workers_are_killed(tmp_path):
     executor = Local(3)
     try:
-        train_while_killed(tmp_path, executor, lambda: [p.pid for p in executor._processes.values() if p.is_alive()])
+        pids = lambda: [p.pid for p in executor._processes.values() if p.is_alive()]  # noqa: E731
+        assert train_while_killed(tmp_path, executor, pids) == KILLS
     finally:
         executor.shutdown(cancel_futures=True)
 
@@ -87,7 +89,7 @@ def test_dask_workers_are_killed(tmp_path):
         return [nanny.pid for nanny in cluster.workers.values() if nanny.worker_address and nanny.address in begun]
 
     with cluster, Client(cluster) as client:
-        train_while_killed(tmp_path, client.get_executor(), pids)
+        assert train_while_killed(tmp_path, client.get_executor(), pids) == KILLS
 
 
 def test_processes_that_share_a_folder_are_killed(alone, tmp_path):

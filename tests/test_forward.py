@@ -11,9 +11,10 @@ import pytest
 from flax import linen as nn
 
 import depthmup as dm
-from depthmup.forward import absorb, features
+from depthmup.forward import absorb
 from depthmup.graph import ForwardError, Graph, contractions, sites, values_at
 from depthmup.graph.products import normalized
+from depthmup.measure.hidden import with_hidden
 from depthmup.specs import Absorbed
 
 STEPS, OUTPUTS = 8, 5
@@ -490,8 +491,8 @@ def test_a_gate_in_front_of_a_norm_keeps_its_size():
 def test_features_of_1_plus_scale_can_be_jitted():
     """Where the 1 of the program is traced."""
     _, apply_with, params, x = network("gemma")
-    hidden = jax.jit(lambda params: features(apply_with((1, 1, 1)), params, x)["hidden"])(params)
-    np.testing.assert_allclose(hidden, features(apply_with((1, 1, 1)), params, x)["hidden"], atol=1e-5)
+    hidden = jax.jit(lambda params: with_hidden(apply_with((1, 1, 1)), params, x)(params)["hidden"])(params)
+    np.testing.assert_allclose(hidden, with_hidden(apply_with((1, 1, 1)), params, x)(params)["hidden"], atol=1e-5)
 
 
 @pytest.mark.parametrize("chosen", [lambda logits: logits, lambda logits: logits[:1], lambda logits: logits[None, 0]])
@@ -653,8 +654,8 @@ def test_features_before_a_cast():
     """Logits that are cast at the end: the features are before the readout all the same."""
     apply = with_branch(BRANCHES["two layers"][0])
     params = jax.tree.map(lambda shape: jnp.full(shape.shape, 0.1), PARAMS)
-    cast = features(lambda p, x: apply(p, x).astype(jnp.bfloat16), params, X)
-    np.testing.assert_array_equal(cast["hidden"], features(apply, params, X)["hidden"])
+    cast = with_hidden(lambda p, x: apply(p, x).astype(jnp.bfloat16), params, X)(params)
+    np.testing.assert_array_equal(cast["hidden"], with_hidden(apply, params, X)(params)["hidden"])
 
 
 @pytest.mark.parametrize("reverse", [False, True])

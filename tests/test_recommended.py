@@ -51,10 +51,12 @@ def setups(text):
 
 def test_every_text_sets_up_what_is_recommended():
     texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
-    found = {str(path.relative_to(ROOT)): setups(path.read_text()) for path in [*texts, ROOT / "depthmup/own_model.py"]}
-    assert {path for path, names in found.items() if names} == {*BRANCHES, "docs/guide/from-mup.md"}
+    by_text = {
+        str(path.relative_to(ROOT)): setups(path.read_text()) for path in [*texts, ROOT / "depthmup/own_model.py"]
+    }
+    assert {path for path, names in by_text.items() if names} == {*BRANCHES, "docs/guide/from-mup.md"}
     for path, branches in BRANCHES.items():
-        for name, rest in found[path]:
+        for name, rest in by_text[path]:
             factory = rest.split(",")[0].strip(" )")
             kind = branches if isinstance(branches, str) else branches.get(factory)
             assert name == "am_mup" or name == recommended.take(kind, "adam"), (path, name, factory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -109,12 +109,13 @@ def sites(
         if not np.isnan(graph.output.value).any():
             break
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
-    branches = _branches(graph)
+    additions, behind = residual.branches(graph), products.behind(graph)
+    branches = _branches(graph, additions)
     inside = frozenset[str]().union(*(site.inside for site in branches))
     return [
         *branches,
-        *_applied(graph),
-        *_acts(graph),
+        *_applied(graph, behind),
+        *_acts(graph, behind, additions),
         *([Site("unused", None, unused)] if unused else []),
         *(Site("unseen", None, graph.parameters_of(node), where=node.op) for node in products.unseen(graph)),
         *([Site("offset", None, graph.offset)] if graph.offset else []),
@@ -134,28 +135,25 @@ def last_matrices(sites: Iterable[Site], growing: Collection[str]) -> frozenset[
     return frozenset[str]().union(*ends).intersection(growing)
 
 
-def _applied(graph: Graph) -> Iterator[Site]:
-    behind = products.behind(graph)
+def _applied(graph: Graph, behind: Mapping[Node, frozenset[str]]) -> Iterator[Site]:
     for path, product in products.applied(graph).items():
         yield Site("applied", None, frozenset([path]), behind=behind[product], product=product.number)
 
 
-def _acts(graph: Graph) -> Iterator[Site]:
-    behind = graph.descendants(branch.sum for branch in residual.branches(graph))
-    behind |= graph.descendants(node for node in graph.nodes if node.op in ("carry", "carried"))
-    later = products.behind(graph)
+def _acts(graph: Graph, behind: Mapping[Node, frozenset[str]], additions: Sequence[residual.Branch]) -> Iterator[Site]:
+    carries = [node for node in graph.nodes if node.op in ("carry", "carried")]
+    stream = graph.descendants([*(branch.sum for branch in additions), *carries])
     for path, (place, like) in residual.acts(graph).items():
         node = graph.nodes[place]
-        yield Site("acts", None, frozenset([path]), number=place, like=like, behind=later[node],
-                   behind_sums=node in behind)  # fmt: skip
+        yield Site("acts", None, frozenset([path]), number=place, like=like, behind=behind[node],
+                   behind_sums=node in stream)  # fmt: skip
 
 
-def _branches(graph: Graph) -> list[Site]:
+def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
     """Branches, those in operations that are not seen, sums that are no residual additions, states added again."""
-    branches, result = residual.branches(graph), list[Site]()
-    terms = residual.accumulations(graph, branches)
-    moved = {branch.start for branch in branches}
-    branches += terms
+    result, terms = list[Site](), residual.accumulations(graph, additions)
+    moved = {branch.start for branch in additions}
+    branches = [*additions, *terms]
     around = residual.around(graph, branches)
     alone, streams = residual.alone(graph, branches, around), residual.streams(graph, branches)
     groups: dict[frozenset[int], list[residual.Branch]] = {}

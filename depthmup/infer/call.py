@@ -295,8 +295,8 @@ class _Inference:
                     axes = "".join(letter for axis, letter in enumerate(axes) if axis != stacks.get(name))
                     roled[name] = Roled(role_of_axes(axes, leaf, in_branch), axes)
                 elif self.reading and seen in self.reading.entries:
-                    neurons = [a for a in self.reading.entries[seen] if a != stacks.get(name)]
-                    neurons = [a - (a > stacks.get(name, a)) for a in neurons]
+                    stack = stacks.get(name, len(self.shapes.base[name]))
+                    neurons = [axis - (axis > stack) for axis in self.reading.entries[seen] if axis != stack]
                     roled[name] = of_entries(leaf, in_branch, seen in scalars, neurons)
                 else:
                     roled[name] = of_shape(leaf, in_branch, self.layout)

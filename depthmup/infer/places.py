@@ -63,11 +63,10 @@ def places_of(few: Pass, many: Pass) -> Places:
     """The places of the parameters of a forward pass, by another one of twice its depth."""
     kinds_few, kinds_many = (_kinds(of, _repeated(of, few, many)) for of in (few, many))
     # A parameter of its own block is in as many branches at every depth, one of all blocks in more of them.
-    shared = {kind for kind in (*kinds_few.values(), *kinds_many.values()) if kind.branches}
-    shared = shared.intersection(kinds_few.values(), kinds_many.values())
+    at_both = {kind for kind in kinds_few.values() if kind.branches}.intersection(kinds_many.values())
     stacks = {path for path in few.stacks if kinds_few[path].branches and kinds_many[path].branches}
     inside_few, inside_many = (
-        frozenset(path for path, kind in kinds.items() if kind in shared or path in stacks)
+        frozenset(path for path, kind in kinds.items() if kind in at_both or path in stacks)
         for kinds in (kinds_few, kinds_many)
     )
     between, unplaced = set[str](), set[str]()
@@ -114,8 +113,8 @@ def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
     repeats = {site for site in of.branches if counts[1][site.like] > counts[0][site.like] > 0}
     repeats |= {site for site in of.branches if site.where in CLOSED and any(path in of.stacks for path in site.alone)}
     for origin in ("injection", "term"):  # alike or not: with one injection nothing shares what it is made of
-        added, more = ({site for site in each.branches if site.origin == origin} for each in (few, many))
-        if len(more) > len(added):
+        before, after = (sum(site.origin == origin for site in each.branches) for each in (few, many))
+        if after > before:
             repeats |= {site for site in of.branches if site.origin == origin}
     shapes = {of.shape(path) for site in repeats for path in site.inside}
     streams = {site.stream for site in repeats if site.where not in CLOSED}

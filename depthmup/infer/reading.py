@@ -41,7 +41,7 @@ def reading_of(
     refuse: Callable[[Mapping[str, Role]], None] | None = None,
 ) -> Reading:
     """The reading of a model. growing: the axes of parameters that grow with width. shapes: of the parameters at the
-    width of the sites. The others as in `Reading`; by default all weights that repeat with depth need a rule."""
+    width of the sites. The others are those of `Reading`; by default all that repeats with depth needs a rule."""
 
     neurons = defaultdict[str, set[int]](set)
     for path, axis in uses.neurons:
@@ -59,7 +59,7 @@ def reading_of(
         entries={path: neurons[path] for path in sorted(uses.elementwise)},
         sites=sites,
         ends=lambda growing: ends(sites(1), shapes, growing),
-        refuse=refuse or (lambda paths: refuse_unplaced(paths, shapes, sites(1))),
+        refuse=refuse or (lambda roles: refuse_unplaced(roles, shapes, sites(1))),
     )
 
 
@@ -114,6 +114,7 @@ def refuse_unplaced(
 
 
 def in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:
+    """The question about parameters (paths) that repeat with depth and are in no branch. names: the paths of all."""
     if not branches:
         return (
             f"parameters such as {starred(min(paths))} repeat with depth, but none of them is in a residual addition "

@@ -31,7 +31,7 @@ LOGS = "jobs"  # folder of what Slurm's jobs print, and their keys, in the workd
 SEVERAL = ("directives", "prologue", "args", "skip")  # ends of names of dask-jobqueue that take a list
 
 
-class Wanted(NamedTuple):
+class Flags(NamedTuple):
     """The flags. workers: of local and slurm; None: 1. scheduler: of dask. slurm: of a job. insecure: allow anybody who
     reaches the scheduler's address to run code in the sweep's name."""
 
@@ -43,25 +43,25 @@ class Wanted(NamedTuple):
 
 
 @contextlib.contextmanager
-def executor_of(wanted: Wanted, workdir: Path) -> Iterator[Executor | None]:
+def executor_of(flags: Flags, workdir: Path) -> Iterator[Executor | None]:
     """The executor, as long as the context is open; None in a process that has been one of its workers until the end.
 
     Raises SettingsError, in one line, for flags that contradict each other and for a package that is missing.
     """
-    if wanted.name not in get_args(Name):
-        raise unknown("--executor", wanted.name, get_args(Name))
+    if flags.name not in get_args(Name):
+        raise unknown("--executor", flags.name, get_args(Name))
     for flag, names in (("workers", ("local", "slurm")), ("scheduler", ("dask",)), ("slurm", ("slurm",))):
-        if getattr(wanted, flag) not in (None, "") and wanted.name not in names:
-            raise SettingsError(f"--{flag} is for --executor={' and '.join(names)}, not for {wanted.name}")
+        if getattr(flags, flag) not in (None, "") and flags.name not in names:
+            raise SettingsError(f"--{flag} is for --executor={' and '.join(names)}, not for {flags.name}")
     try:
-        with _OF[wanted.name](wanted, workdir) as executor:  # type: ignore[index]
+        with _OF[flags.name](flags, workdir) as executor:  # type: ignore[index]
             if executor:
                 jax.config.update("jax_platforms", "cpu")  # the accelerators are the workers'
             yield executor
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("dask", "distributed", "dask_jobqueue", "mpi4py"):
             raise
-        extra = wanted.name
+        extra = flags.name
         raise SettingsError(f"--executor={extra} needs {error.name}: pip install 'depthmup[{extra}]'") from error
 
 
@@ -101,12 +101,12 @@ class Local(Executor):
             if "number" not in self._mine.__dict__:
                 self._mine.number = self._free.pop(0)
             number = self._mine.number
-            here, there = multiprocessing.get_context("spawn").Pipe()
-            process = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, number, self._count))
+            caller, worker = multiprocessing.get_context("spawn").Pipe()
+            process = multiprocessing.get_context("spawn").Process(target=_serve, args=(worker, number, self._count))
             process.start()
-            there.close()
-            self._processes[number], self._mine.connection = process, here
-        return here
+            worker.close()
+            self._processes[number], self._mine.connection = process, caller
+        return caller
 
 
 def _serve(connection: Connection, number: int, count: int) -> None:
@@ -124,8 +124,8 @@ def _serve(connection: Connection, number: int, count: int) -> None:
 
 
 @contextlib.contextmanager
-def _local(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
-    executor = Local(at_least_one("--workers", 1 if wanted.workers is None else wanted.workers))
+def _local(flags: Flags, workdir: Path) -> Iterator[Executor]:
+    executor = Local(at_least_one("--workers", 1 if flags.workers is None else flags.workers))
     try:
         yield executor
     finally:
@@ -133,32 +133,32 @@ def _local(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
 
 
 @contextlib.contextmanager
-def _dask(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
+def _dask(flags: Flags, workdir: Path) -> Iterator[Executor]:
     Client = _client()
-    if not wanted.scheduler:
+    if not flags.scheduler:
         raise SettingsError("--executor=dask needs --scheduler=tls://HOST:PORT, or the scheduler's file")
-    path = Path(wanted.scheduler)
-    address = json.loads(path.read_text())["address"] if path.is_file() else wanted.scheduler
-    check_scheduler(address, wanted.insecure)
+    path = Path(flags.scheduler)
+    address = json.loads(path.read_text())["address"] if path.is_file() else flags.scheduler
+    check_scheduler(address, flags.insecure)
     with Client(address) as client:
         _say_where(client)
         yield client.get_executor()
 
 
 @contextlib.contextmanager
-def _slurm(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
+def _slurm(flags: Flags, workdir: Path) -> Iterator[Executor]:
     from dask_jobqueue import SLURMCluster
 
     Client = _client()
     jobs = (workdir / LOGS).absolute()
     jobs.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"processes": 1, "log_directory": str(jobs)}
-    for name, value in (wanted.slurm or {}).items():
+    for name, value in (flags.slurm or {}).items():
         options[name] = [value] if name.endswith(SEVERAL) else int(value) if value.isdigit() else value
     options["worker_extra_args"] = [*options.get("worker_extra_args", ()), *ONE_AT_A_TIME]
-    if not wanted.insecure:
+    if not flags.insecure:
         options |= {"security": True, "shared_temp_directory": str(jobs)}
-    count = at_least_one("--workers", 1 if wanted.workers is None else wanted.workers)
+    count = at_least_one("--workers", 1 if flags.workers is None else flags.workers)
     try:
         cluster = SLURMCluster(**options)
     except (TypeError, ValueError) as error:
@@ -170,7 +170,7 @@ def _slurm(wanted: Wanted, workdir: Path) -> Iterator[Executor]:
 
 
 @contextlib.contextmanager
-def _mpi(wanted: Wanted, workdir: Path) -> Iterator[Executor | None]:
+def _mpi(flags: Flags, workdir: Path) -> Iterator[Executor | None]:
     """Of the processes of mpiexec the first is the caller, the others are workers."""
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
@@ -186,7 +186,7 @@ def _mpi(wanted: Wanted, workdir: Path) -> Iterator[Executor | None]:
         yield executor  # type: ignore[misc]
 
 
-_OF: Mapping[Name, Callable[[Wanted, Path], contextlib.AbstractContextManager[Executor | None]]] = {
+_OF: Mapping[Name, Callable[[Flags, Path], contextlib.AbstractContextManager[Executor | None]]] = {
     "local": _local,
     "dask": _dask,
     "slurm": _slurm,

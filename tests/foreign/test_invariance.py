@@ -52,4 +52,4 @@ def anew(params, apply):
 def test_written_anew(name):
     model = MODELS[name]
     plain = specs_of(model, lambda params, apply: (params, apply))
-    assert specs_of(model, anew) == {hashed(path): told for path, told in plain.items()}
+    assert specs_of(model, anew) == {hashed(path): spec for path, spec in plain.items()}

@@ -43,7 +43,8 @@ ASKED = {
 @pytest.mark.parametrize("kind", ASKED)
 def test_shapes_alone_ask_for_what_they_do_not_tell(kind):
     """One axis of several grows: inputs, outputs, or numbers of each neuron?"""
-    refused(ssm(ASKED[kind]), "one axis grows, and its shape does not tell", 32)
+    pasted = refused(ssm(ASKED[kind]), "one axis grows, and its shape does not tell", 32)
+    assert set(pasted.values()) == {"branch/vector"}
 
 
 LISTS = {
