@@ -27,8 +27,7 @@ class Site:
       "sum": a sum of two activations that is no residual addition;
       "bilinear": a product of two activations without a softmax; if it sums over more terms at twice the width it takes
         the attention factor, and if that has a place it is an "attention" in what `Source.sites` returns;
-      "cosine": one of the two vectors of norm 1 whose product the logits are: a table of parameters (inside), or what a
-        layer (before) makes of activations;
+      "cosine": a table of parameters (inside) whose vectors of norm 1 are a factor of the logits;
       "applied": a matrix or the kernel of a convolution (inside) that a product applies to activations;
       "acts": a parameter (inside) that acts on activations;
       "again": an earlier state of the stream, times parameters (inside), that is added to the stream again;
@@ -253,8 +252,5 @@ def _outputs(graph: Graph, normalized: frozenset[str]) -> Iterator[Site]:
         others = weights - (beside - set(parts or ()))
         yield Site("output", parts, weights=others, normalized=normalized, where=logits.op)
         for factor in products.cosine(graph, logits):
-            layer = products.last_layer(graph, factor)
             if factor not in graph.fed:
                 yield Site("cosine", {}, graph.parameters_of_value(factor))
-            elif layer is not None:
-                yield Site("cosine", {}, before=graph.parameters_of(layer))

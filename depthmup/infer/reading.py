@@ -76,9 +76,8 @@ def growing_axes(narrow: Mapping[str, Shape], wide: Mapping[str, Shape]) -> froz
 def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]) -> dict[str, Role]:
     """{path: role} of the parameters at the ends of the network, as the forward pass shows them: readouts store the
     output factor, read-ins are no weights of a product. A projection behind which all layers have a fixed size is a
-    readout. A projection in front of a cosine is an output, which keeps its size: the cosine needs no factor. So is a
-    projection that a norm follows. A table that is normalized itself is an embedding. What the logits do not depend on
-    is missing.
+    readout. A projection that a norm follows, as in front of a cosine, is an output, which keeps its size and needs no
+    factor. A table that is normalized itself is an embedding. What the logits do not depend on is missing.
 
     growing: the parameters of which an axis grows with width."""
     heads = [site for site in sites if site.kind == "output"]
@@ -87,7 +86,6 @@ def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]
     roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
     roles |= dict.fromkeys(last_matrices(sites, growing), "readout")
     roles |= {path: "output" for site in heads for path in site.normalized}
-    roles |= {path: "output" for site in sites if site.kind == "cosine" for path in site.before}
     return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
 
 
