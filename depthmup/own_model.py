@@ -597,7 +597,7 @@ class Setup:
             such that these may differ (`sweep`).
           target: dict(width=, depth=, batch_size=, steps=); those that are left out are the base's.
           budget: seconds of training in all, of every call for this target in the workdir: "30min", "2h", "90s" or a
-            number; None: no limit.
+            number; None: no limit. It is time by the clock, also where an executor's workers train.
           tolerance: stop where the cost that is exceeded in 2.5% of the cases is below this share of the loss; .01, 1%,
             unless it is given.
           learning_rate: a first guess.

@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,14 +39,16 @@ from depthmup.trials.estimate import duration
 from depthmup.trials.group import CACHE, OutOfMemory, compiled_in
 from depthmup.trials.plan import score
 from depthmup.trials.progress import about
-from depthmup.trials.seconds import Seconds, Timing
+from depthmup.trials.seconds import Seconds, Timing, shape_of
 from depthmup.trials.store import GROUPS, load
 from depthmup.trials.study import Row, Size, Study, Trial
+from depthmup.trials.workers import RETRIES, Calls, check_executor, time_groups
 
 SIZES = 100  # of the lattice that are candidates at once
 THINNED = 300  # candidates for what more seconds are expected to bring
 LATE = 1.1  # of the budget: what takes longer is dropped
 SLOWER = 0.5, 4.0  # ends of the factor by which seconds are corrected
+SLOWER_WITH_WORKERS = 1e-3, 4.0  # many train at once
 GUESS = 2  # octaves to either side of a first guess
 BESIDE = 1  # octaves to either side of the best rate, at the second size of an axis
 OUTWARD = 10  # octaves from the first guess that the search for a rate that trains may go
@@ -63,6 +66,8 @@ def search(
     workdir: str | Path | None,
     progress: bool,
     command: str,
+    executor: Executor | None = None,
+    retries: int = RETRIES,
 ) -> SweepResult:
     """Train what tells most of the target of a study, with its report in the workdir.
 
@@ -72,14 +77,18 @@ def search(
       budget: seconds, of all calls for this target in the workdir. tolerance: of the 97.5% cost, a share of the loss.
       workdir: None: nothing is stored.
       progress: whether a line for each stage is printed. command: of the report.
+      executor, retries: of `trials.engine.train`. All sizes of a stage are trained at once.
     """
+    if executor:
+        check_executor(executor)
     say = functools.partial(print, flush=True) if progress else lambda text: None
     if workdir is not None and bucket.in_bucket(workdir):
         raise ValueError(f"a tune in {workdir}: its choices need a lock, which a bucket has not: give a local workdir")
     with contextlib.ExitStack() as stack:
         folder = Path(workdir if workdir is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(compiled_in(folder / CACHE if study.sweep.cache else None))
-        tuning = Tuning(study, lattice, budget, tolerance, folder, say, stack.enter_context(Stop()))
+        stop = stack.enter_context(Stop())
+        tuning = Tuning(study, lattice, budget, tolerance, folder, say, stop, executor, retries)
         result = tuning.run()
         if workdir is None:
             note = "nothing is stored: workdir=DIR keeps the rows, and the same call goes on from there"
@@ -142,10 +151,14 @@ class Tuning:
         workdir: Path,
         say: Callable[[str], object],
         stop: Stop,
+        executor: Executor | None,
+        retries: int,
     ) -> None:
         assert study.target
         self.study, self.lattice, self.target = study, list(lattice), study.target
         self.budget, self.tolerance, self.workdir, self._say, self._stop = budget, tolerance, workdir, say, stop
+        self._executor, self._retries = executor, retries
+        self._slower = SLOWER_WITH_WORKERS if executor else SLOWER
         self.optimizer, self.parameterization = study.sweep.optimizers[0], study.sweep.parameterizations[0]
         self.base = lattice[0]
         low, high = study.sweep.log2_learning_rates[self.optimizer]
@@ -178,7 +191,7 @@ class Tuning:
         self._replay()
         if not self.seconds.measured:
             start = clock()
-            self._measure(self.base, POINTS)
+            self._measure({self.base: self._of_seeds(self.base, POINTS)})
             self.spent += clock() - start
         least = self.spent + self.seconds.training(self.base)
         if self.budget < least and not self.choices.made:
@@ -440,24 +453,15 @@ class Tuning:
         by_size = dict[Size, list[Trial]]()
         for size, rate, seed in missing:
             by_size.setdefault(size, []).append(self._trial(size, rate, seed))
-        without, late = list[Size](), list[Size]()
-        for number, size in enumerate(sorted(by_size, key=lambda size: (size.compute, size))):
-            if size in self.left_out:
+        sizes, without, late = sorted(by_size, key=lambda size: (size.compute, size)), list[Size](), list[Size]()
+        for number, part in enumerate([sizes] if self._executor else [[size] for size in sizes]):
+            part = [size for size in part if size not in self.left_out]
+            if not part:
                 continue
             if number and dropped is None and choice.spent + clock() - start > LATE * self.budget:
-                late.append(size)
+                late += part
                 continue
-            try:
-                self._measure(size, len(by_size[size]))
-                self._stop_if_asked()
-                self._use([size])
-                study, runner = self.study.at_sizes(self.used), self.seconds.runner
-                train(study, self.workdir, chosen=by_size[size], runner=runner, progress=False)
-            except OutOfMemory as error:
-                without.append(size)
-                self._leave_out([size])
-                self.used = [other for other in self.used if other != size]
-                self._say(f"{size} does not fit into memory and is left out, with all that are larger: {error}")
+            without += self._train_sizes({size: by_size[size] for size in part})
             self._stop_if_asked()
         whole = len(missing) == len(choice.trials)
         self._use([size for size, _, _ in choice.trials if size not in (*without, *late, *(dropped or ()))])
@@ -469,6 +473,39 @@ class Tuning:
             self.choices.add(Choice((), 0.0, self.spent, measured, tuple(without), tuple(late)))
             self._correct(choice, self.choices.made[-1])
 
+    def _train_sizes(self, trials_of: Mapping[Size, Sequence[Trial]]) -> list[Size]:
+        """Time and train them. Returns the sizes that do not fit into memory, which are left out from now on."""
+        fitting, errors = dict(trials_of), list[OutOfMemory]()
+        try:
+            self._measure({size: self._of_seeds(size, len(trials)) for size, trials in fitting.items()})
+        except OutOfMemory as error:  # all others are timed
+            fitting = {size: trials for size, trials in fitting.items() if shape_of(size) in self.seconds.measured}
+            errors.append(error)
+        self._stop_if_asked()
+        self._use(list(fitting))
+        chosen = [trial for trials in fitting.values() for trial in trials]
+        try:
+            train(
+                self.study.at_sizes(self.used),
+                self.workdir,
+                chosen=chosen,
+                runner=self.seconds.runner,
+                progress=False,
+                executor=self._executor,
+                retries=self._retries,
+            )
+        except OutOfMemory as error:  # all others are trained
+            errors.append(error)
+            known = self._known()
+            lacking = [trial for trial in chosen if not known.has(trial.point.size, trial.learning_rate, trial.seed)]
+            fitting = {size: trials for size, trials in fitting.items() if not set(trials) & set(lacking)}
+        without = [size for size in trials_of if size not in fitting]
+        self._leave_out(without)
+        self.used = [size for size in self.used if size not in without]
+        for size in without:
+            self._say(f"{size} does not fit into memory and is left out, with all that are larger: {errors[0]}")
+        return without
+
     def _correct(self, choice: Choice, after: Choice) -> None:
         """Learn from the seconds of a choice how long the next takes; from the first one, of the smallest size, what
         each training takes besides its steps."""
@@ -478,7 +515,7 @@ class Tuning:
         if choice is self.choices.made[0]:
             self.overhead = max(taken - choice.seconds, 0.0) / len(choice.trials)
         else:
-            self.slower = min(max(self.slower * (taken / choice.seconds) ** 0.5, SLOWER[0]), SLOWER[1])
+            self.slower = min(max(self.slower * (taken / choice.seconds) ** 0.5, self._slower[0]), self._slower[1])
 
     def _training(self, size: Size) -> float:
         return self.slower * (self.overhead + self.seconds.training(size))
@@ -489,9 +526,18 @@ class Tuning:
             larger = [s for s in self.lattice if all(a >= b for a, b in zip(s[:3], small[:3], strict=True))]
             self.left_out += [size for size in larger if size not in self.left_out]
 
-    def _measure(self, size: Size, count: int) -> None:
-        trials = [self._trial(size, self._rate(self.guess), seed) for seed in range(count)]
-        self.seconds.measure(trials)
+    def _of_seeds(self, size: Size, count: int) -> list[Trial]:
+        return [self._trial(size, self._rate(self.guess), seed) for seed in range(count)]
+
+    def _measure(self, trials_of: Mapping[Size, Sequence[Trial]]) -> None:
+        """Time what is not timed yet. Raises OutOfMemory when all is timed that fits."""
+        if not self._executor:
+            for trials in trials_of.values():
+                self.seconds.measure(trials)
+            return
+        groups = {shape_of(size): self.seconds.group(trials) for size, trials in trials_of.items()}
+        with contextlib.closing(Calls(self.study, self.workdir, self._executor, self._retries, self._say)) as calls:
+            time_groups(groups, self.seconds.measured, calls, self._stop_if_asked)
 
     def _use(self, sizes: Sequence[Size]) -> None:
         """From now on the study has these sizes too."""

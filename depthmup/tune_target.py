@@ -9,6 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from depthmup.train.model_task import Loss
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.model_study import ModelStudy, SetupLike
 from depthmup.trials.study import Size
+from depthmup.trials.workers import RETRIES
 from depthmup.tuning import GRIDS, study_of
 
 TOLERANCE = 0.01
@@ -47,8 +49,6 @@ CHOSEN = (  # arguments of `m.sweep` that a tune chooses itself
     "learning_rates",
     "against",
     "shard",
-    "executor",
-    "retries",
 )
 
 
@@ -64,6 +64,8 @@ def tune_target(
     learning_rate: float | None = None,
     workdir: str | Path | None = None,
     progress: bool = True,
+    executor: Executor | None = None,
+    retries: int = RETRIES,
     **options: Any,
 ) -> SweepResult:
     """`Setup.tune` with a target, which explains the arguments."""
@@ -84,7 +86,7 @@ def tune_target(
         fixed="steps",
         target=aim._asdict(),
     )
-    return search(study, lattice, seconds, tolerance, workdir, progress, "m.tune")
+    return search(study, lattice, seconds, tolerance, workdir, progress, "m.tune", executor, retries)
 
 
 def tune_config(
@@ -96,12 +98,13 @@ def tune_config(
     workdir: str | Path | None = None,
     progress: bool = True,
     command: str = "tune_config",
+    executor: Executor | None = None,
 ) -> SweepResult:
     """The same of a config, whose sizes are the base, and whose learning rate is the first guess.
 
     Args:
       target: of `CONFIG_SIZES`; those that are left out are the config's. Width and depth are in the config's units.
-      command: of the report.
+      command: of the report. executor: whose workers train.
 
     Raises SettingsError or ValueError for a target that cannot be tuned, and what `Setup.tune` raises.
     """
@@ -130,7 +133,7 @@ def tune_config(
     aim = _aim(study.base, ConfigStudy(put(settings, changes)).base._asdict())
     lattice = _lattice(study.base, aim, run_of(settings), optimizer, functools.partial(_is_trainable, study))
     study = ConfigStudy(study.settings, target=aim._asdict())
-    return search(study, lattice, seconds, tolerance, workdir, progress, command)
+    return search(study, lattice, seconds, tolerance, workdir, progress, command, executor)
 
 
 def _changes(settings: Settings, target: Mapping[str, float]) -> dict[str, Any]:

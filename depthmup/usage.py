@@ -120,11 +120,17 @@ FLAGS = {
     "dry_run": Flag(("sweep",), "bool", "", "say what it would cost, by steps measured here, and train nothing"),
     "yes": Flag(("sweep",), "bool", "", "allow more trials than sweep.max_trials, also with --dry_run"),
     "shard": Flag(("sweep",), "string", "I/N", "only part I of N, from 0/N; without it, all parts' results", "0/1"),
-    "executor": Flag(("sweep",), "string", "NAME", "who trains: local, dask, slurm or mpi; without it this process"),
-    "workers": Flag(("sweep",), "integer", "N", "processes of --executor=local, jobs of slurm"),
-    "scheduler": Flag(("sweep",), "string", "ADDRESS", "of --executor=dask: tls://HOST:PORT, or the scheduler's file"),
-    "slurm": Flag(("sweep",), "string", "NAME=VALUE,...", "a job of --executor=slurm: queue, walltime, cores, memory"),
-    "insecure": Flag(("sweep",), "bool", "", "allow a scheduler without TLS, in a network that you trust"),
+    "executor": Flag(
+        ("sweep", "tune"), "string", "NAME", "who trains: local, dask, slurm or mpi; without it this process"
+    ),
+    "workers": Flag(("sweep", "tune"), "integer", "N", "processes of --executor=local, jobs of slurm"),
+    "scheduler": Flag(
+        ("sweep", "tune"), "string", "ADDRESS", "of --executor=dask: tls://HOST:PORT, or the scheduler's file"
+    ),
+    "slurm": Flag(
+        ("sweep", "tune"), "string", "NAME=VALUE,...", "a job of --executor=slurm: queue, walltime, cores, memory"
+    ),
+    "insecure": Flag(("sweep", "tune"), "bool", "", "allow a scheduler without TLS, in a network that you trust"),
     "tables": Flag(("sweep",), "bool", "", "print optima, edges and rules at every size, as the report has them"),
     "average": Flag(
         ("calibrate",), "string", "NAME", "of the layers: arithmetic, geometric, harmonic or sum", "arithmetic"

@@ -100,22 +100,18 @@ def sweep(
         return 0
     if workdir is None:
         raise SettingsError("sweep needs --workdir=DIR, where rows and the report go")
-    if not executor:
-        if workers is not None or scheduler or slurm or insecure:
-            raise SettingsError("--workers, --scheduler, --slurm and --insecure are for --executor: give that too")
-        result = sweeps.run(settings, workdir, command, shard=part, yes=yes)
-    else:
-        flags = Flags(executor, workers, scheduler, pairs("slurm", slurm, "=") or None, insecure)
-        with executor_of(flags, workdir) as of_workers:
-            if of_workers is None:  # this process was a worker
-                return 0
-            result = sweeps.run(settings, workdir, command, shard=part, yes=yes, executor=of_workers)
+    with executor_of(_flags(executor, workers, scheduler, slurm, insecure), workdir) as of_workers:
+        result = sweeps.run(settings, workdir, command, shard=part, yes=yes, executor=of_workers)
     print(result.verdicts)
     if tables and result.tables:
         print(f"\n{result.tables}\n")
     if result.page:
         print(f"{len(result.rows)} trials in {workdir}; report: {result.page}")
     return 0
+
+
+def _flags(executor: str, workers: int | None, scheduler: str, slurm: str, insecure: bool) -> Flags:
+    return Flags(executor, workers, scheduler, pairs("slurm", slurm, "=") or None, insecure)
 
 
 def tune(
@@ -125,6 +121,11 @@ def tune(
     target: str = "",
     budget: str | None = None,
     tolerance: str | None = None,
+    executor: str = "",
+    workers: int | None = None,
+    scheduler: str = "",
+    slurm: str = "",
+    insecure: bool = False,
 ) -> int:
     """Train what tells most of the large run, then its learning rate and the command that trains it. Status 1 if no
     training allows an answer."""
@@ -134,7 +135,16 @@ def tune(
         raise SettingsError("tune needs --workdir=DIR, where trials and the report go")
     sizes = {name: number("target", size) for name, size in pairs("target", target, "=").items()}
     within = TOLERANCE if tolerance is None else number("tolerance", tolerance, "%") / 100
-    result = tune_config(settings, sizes, budget=budget, tolerance=within, workdir=workdir, command=command)
+    with executor_of(_flags(executor, workers, scheduler, slurm, insecure), workdir) as of_workers:
+        result = tune_config(
+            settings,
+            sizes,
+            budget=budget,
+            tolerance=within,
+            workdir=workdir,
+            command=command,
+            executor=of_workers,
+        )
     print(result)
     print(f"report: {workdir / 'report.html'}")
     if result.prediction is None:

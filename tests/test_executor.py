@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import json
 import multiprocessing
+import re
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ from depthmup.train.workdir import WorkdirError
 from depthmup.trials import executors, remote, workers
 from depthmup.trials.engine import train
 from depthmup.trials.executors import Flags, Local, check_scheduler, executor_of
-from depthmup.trials.group import Runner
+from depthmup.trials.group import OutOfMemory, Runner
 from depthmup.trials.plan import trials
 from depthmup.trials.store import Store
 from depthmup.trials.workers import WorkersLost
@@ -220,6 +221,7 @@ def test_what_cannot_train(threads, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (Flags("", workers=2), "--workers, --scheduler, --slurm and --insecure are for --executor: give that too"),
         (Flags("ray"), r"unknown --executor 'ray' \(known: dask, local, mpi, slurm\)"),
         (Flags("mpi", workers=2), "--workers is for --executor=local and slurm, not for mpi"),
         (Flags("local", scheduler="tls://a:1"), "--scheduler is for --executor=dask, not for local"),
@@ -258,10 +260,24 @@ def test_a_worker_that_would_train_something_else_says_so(tmp_path):
     ):
         answer = remote.work("0", changed, remote.most_at_once, words)
         assert isinstance(answer, remote.Failure)
-        assert answer.of_input
+        assert answer.kind == "input"
+        assert re.search(f"^on .*{message}", answer.words)
         assert "\n" not in answer.words
-        with pytest.raises(SettingsError, match=f"a trial on .*{message}"):
-            raise workers._error("a trial", answer)
+
+
+def test_a_worker_times_a_group_and_says_that_it_does_not_fit(tmp_path, monkeypatch):
+    study = tiny.study(**SMALL)
+    parcel, words = remote.pack(study, tmp_path), remote.words_of(trials(study)[0])
+    assert min(remote.work("0", parcel, remote.time_group, [words], 1)) > 0
+    call = workers._Call("a group", too_large, ())
+    with ThreadPoolExecutor(1) as executor:
+        calls = workers.Calls(study, tmp_path, executor, 0, print)
+        with pytest.raises(OutOfMemory, match=r"a group on .*: too large"):
+            calls.collect({}, ["a group"], lambda name: call, lambda: None)
+
+
+def too_large(opened):
+    raise OutOfMemory("too large")
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:8786", "10.0.0.1:8786", "ws://host:1", "tcp://localhost.evil:1"])

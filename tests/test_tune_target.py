@@ -6,6 +6,8 @@ import functools
 import json
 import math
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from depthmup.report import large_run
 from depthmup.settings import column
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
-from depthmup.trials import group
+from depthmup.trials import group, remote
 from depthmup.trials.choices import CHOICES
 from depthmup.trials.engine import train
 from depthmup.trials.group import OutOfMemory
@@ -84,6 +86,18 @@ def best(size):
     return -7 + SLOPE * math.log2(size.steps / STEPS)
 
 
+def row_of(trial):
+    """Of a planted law."""
+    size = trial.point.size
+    noise = 1e-3 * np.random.default_rng(int(trial.key[:8], 16)).standard_normal()
+    off = math.log2(trial.learning_rate) - best(size)
+    diverged = off > 4
+    value = math.exp(0.02 * off**2 - 0.1 * math.log2(size.width * size.steps) + noise)
+    row = {column(key): value for key, value in trial.leaves.items()}
+    row |= {"key": trial.key, "last_loss": math.nan if diverged else value, "diverged": diverged}
+    return row | {"learning_rate": trial.learning_rate, "first_loss": 1.0, "loss": value, "steps": size.steps}
+
+
 class Planted:
     """An engine without trainings: rows of a planted law, on a clock of its own.
 
@@ -117,14 +131,7 @@ class Planted:
                     self._fails(self.calls)
                 self.now += seconds_of(size)
                 self.trained.append(size)
-                noise = 1e-3 * np.random.default_rng(int(trial.key[:8], 16)).standard_normal()
-                off = math.log2(trial.learning_rate) - best(size)
-                diverged = off > 4
-                value = math.exp(0.02 * off**2 - 0.1 * math.log2(size.width * size.steps) + noise)
-                row = {column(key): value for key, value in trial.leaves.items()}
-                row |= {"key": trial.key, "last_loss": math.nan if diverged else value, "diverged": diverged}
-                row |= {"learning_rate": trial.learning_rate, "first_loss": 1.0, "loss": value, "steps": size.steps}
-                store.add([Finished(row)])
+                store.add([Finished(row_of(trial))])
 
 
 def tune(m, workdir=None, **options):
@@ -226,6 +233,51 @@ def test_a_size_that_does_not_fit_is_left_out(m, monkeypatch, tmp_path, capsys):
     assert result.rows["width"].max() == 8
     assert sum(size.width > 8 for size in planted.calls) == 1
     assert "width 16 depth 1 batch size 16 steps 20 does not fit into memory" in capsys.readouterr().out
+
+
+class OnWorkers:
+    """Stands for `Runner` and `timing_of` in the workers of an executor. at_once: the most sizes that ran at one time.
+
+    largest: width that fits into memory.
+    """
+
+    def __init__(self, monkeypatch, largest):
+        self._largest, self.now, self.at_once, self._running = largest, 0.0, 0, list[Size]()
+        monkeypatch.setattr(target_search, "clock", lambda: self.now)
+        monkeypatch.setattr(Seconds, "training", lambda seconds, size: seconds_of(size))
+        monkeypatch.setattr(remote, "_alone", contextlib.nullcontext())  # of one worker, and threads stand for several
+        monkeypatch.setattr(remote, "timing_of", self.timing)
+        monkeypatch.setattr(group.Runner, "train_in_memory", self.train)
+
+    def timing(self, of, runner):
+        if of.trials[0].point.width > self._largest:
+            raise OutOfMemory("no memory")
+        return Timing(float(of.trials[0].point.size.compute), 1e-3, 0.0)
+
+    def train(self, of):
+        self._running.append(of.trials[0].point.size)
+        self.at_once = max(self.at_once, len(set(self._running)))
+        time.sleep(0.05)
+        self._running.remove(of.trials[0].point.size)
+        self.now += sum(seconds_of(trial.point.size) for trial in of.trials) / 3
+        return [Finished(row_of(trial)) for trial in of.trials]
+
+
+def test_workers_of_an_executor_train_the_sizes_of_a_stage_at_once(m, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(fit, "design", largest)
+    monkeypatch.setattr(target_search.page, "write", lambda *arguments, course: None)
+    workers = OnWorkers(monkeypatch, 16)
+    options = {"budget": 400, "tolerance": 1e-4, "progress": True}
+    with ThreadPoolExecutor(3) as executor:
+        result = tune(m, tmp_path, executor=executor, **options)
+    assert set(result.rows["width"]) == {8, 16}
+    assert workers.at_once > 1
+    assert len(result.rows) == len(set(result.rows["key"])) > 5
+    lines = [line for line in capsys.readouterr().out.splitlines() if "does not fit into memory" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("width 32 depth 1 batch size 16 steps 40 does not fit into memory")
+    again = tune(m, tmp_path, **options)  # without the executor: what it chose is there
+    assert again.rows.equals(result.rows)
 
 
 def test_a_budget_that_is_too_small_is_said(m, monkeypatch, tmp_path, capsys):

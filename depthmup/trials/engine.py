@@ -27,7 +27,7 @@ from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.until import decide, most
-from depthmup.trials.workers import RETRIES, Here, Pool, Workers, check_executor
+from depthmup.trials.workers import RETRIES, Calls, Here, Pool, Workers, check_executor
 
 MOST_PARTS = 1_000_000
 
@@ -87,7 +87,7 @@ def train(
         runner = runner or Runner()
         workers: Workers
         if executor:
-            workers = Pool(store, shown, stop, study, workdir, executor, retries)
+            workers = Pool(store, shown, stop, Calls(study, workdir, executor, retries, shown.say))
         else:
             workers = Here(store, shown, stop, study, workdir, runner)
         stack.callback(workers.close)

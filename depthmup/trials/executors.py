@@ -44,10 +44,16 @@ class Flags(NamedTuple):
 
 @contextlib.contextmanager
 def executor_of(flags: Flags, workdir: Path) -> Iterator[Executor | None]:
-    """The executor, as long as the context is open; None in a process that has been one of its workers until the end.
+    """The executor, as long as the context is open; None without a name.
 
-    Raises SettingsError, in one line, for flags that contradict each other and for a package that is missing.
+    Raises SettingsError, in one line, for flags that contradict each other and for a package that is missing, and
+    SystemExit in a process that has been one of the workers until the end.
     """
+    if not flags.name:
+        if flags != Flags(""):
+            raise SettingsError("--workers, --scheduler, --slurm and --insecure are for --executor: give that too")
+        yield None
+        return
     if flags.name not in get_args(Name):
         raise unknown("--executor", flags.name, get_args(Name))
     for flag, names in (("workers", ("local", "slurm")), ("scheduler", ("dask",)), ("slurm", ("slurm",))):
@@ -55,8 +61,7 @@ def executor_of(flags: Flags, workdir: Path) -> Iterator[Executor | None]:
             raise SettingsError(f"--{flag} is for --executor={' and '.join(names)}, not for {flags.name}")
     try:
         with _OF[flags.name](flags, workdir) as executor:  # type: ignore[index]
-            if executor:
-                jax.config.update("jax_platforms", "cpu")  # the accelerators are the workers'
+            jax.config.update("jax_platforms", "cpu")  # the accelerators are the workers'
             yield executor
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("dask", "distributed", "dask_jobqueue", "mpi4py"):
@@ -170,7 +175,7 @@ def _slurm(flags: Flags, workdir: Path) -> Iterator[Executor]:
 
 
 @contextlib.contextmanager
-def _mpi(flags: Flags, workdir: Path) -> Iterator[Executor | None]:
+def _mpi(flags: Flags, workdir: Path) -> Iterator[Executor]:
     """Of the processes of mpiexec the first is the caller, the others are workers."""
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
@@ -183,10 +188,13 @@ def _mpi(flags: Flags, workdir: Path) -> Iterator[Executor | None]:
     if node.size - callers > 1:
         os.environ[LOCAL_RANK] = str(node.rank - callers)
     with MPICommExecutor(world) as executor:
-        yield executor  # type: ignore[misc]
+        if executor is not None:
+            yield executor  # type: ignore[misc]
+            return
+    raise SystemExit(0)
 
 
-_OF: Mapping[Name, Callable[[Flags, Path], contextlib.AbstractContextManager[Executor | None]]] = {
+_OF: Mapping[Name, Callable[[Flags, Path], contextlib.AbstractContextManager[Executor]]] = {
     "local": _local,
     "dask": _dask,
     "slurm": _slurm,

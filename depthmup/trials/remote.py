@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -25,9 +25,10 @@ from depthmup.files import first_difference, write_atomically
 from depthmup.settings import SettingsError
 from depthmup.train.devices import check_sets
 from depthmup.trials.estimate import at_once
-from depthmup.trials.group import CACHE, Runner, compiled_in
+from depthmup.trials.group import CACHE, OutOfMemory, Runner, compiled_in
 from depthmup.trials.identity import settings
 from depthmup.trials.plan import Group
+from depthmup.trials.seconds import Timing, timing_of
 from depthmup.trials.store import Finished
 from depthmup.trials.study import Point, Study, Trial
 
@@ -57,10 +58,10 @@ class Parcel(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An error in a worker. words: in a line, or with its traceback where it is none of the input's."""
+    """An error in a worker: of the input, of memory that is too small, or of code, whose words have its traceback."""
 
     words: str
-    of_input: bool
+    kind: Literal["input", "memory", "code"]
 
 
 class Opened(NamedTuple):
@@ -104,15 +105,25 @@ def work(number: str, parcel: Parcel, task: Callable[..., Any], *arguments: Any)
         try:
             return task(_opened(parcel), *arguments)
         except ValueError as error:
-            return Failure(f"on {socket.gethostname()}: {error}", True)
+            return Failure(
+                f"on {socket.gethostname()}: {error}", "memory" if isinstance(error, OutOfMemory) else "input"
+            )
         except Exception:  # a traceback can be sent, not every exception
-            return Failure(f"on {socket.gethostname()}: {traceback.format_exc()}", False)
+            return Failure(f"on {socket.gethostname()}: {traceback.format_exc()}", "code")
 
 
 def most_at_once(opened: Opened, words: Words) -> int:
     """The largest number of trials like this one in a group of this worker."""
     check_sets(opened.study.parallel, len(jax.local_devices()))
     return at_once(opened.study, _trial(opened.study, words))
+
+
+def time_group(opened: Opened, trials: Sequence[Words], size: int) -> Timing:
+    """What a group of such trials takes here."""
+    with compiled_in(opened.cache):
+        return timing_of(
+            Group(tuple(_trial(opened.study, words) for words in trials), size, opened.study), opened.runner
+        )
 
 
 def train_group(opened: Opened, trials: Sequence[Words], size: int, keys: Sequence[str]) -> list[Finished]:

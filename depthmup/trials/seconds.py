@@ -24,6 +24,19 @@ class Timing(NamedTuple):
     compiling: float
 
 
+def timing_of(group: Group, runner: Runner) -> Timing:
+    """Compile and time the program of a group. Raises OutOfMemory."""
+    estimator = Estimator()
+    try:
+        estimator.measure([group], runner)
+    except jax.errors.JaxRuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise OutOfMemory(f"{group}: out of memory") from error
+    step = estimator.seconds(group) / estimator.steps(group)
+    return Timing(estimator.work(group), step, estimator.total([group]).compiling)
+
+
 class Seconds:
     """What trainings take: by the step that was timed at their shape, else by operations, whose seconds are
     interpolated between the shapes that were timed.
@@ -43,8 +56,8 @@ class Seconds:
 
     def training(self, size: Size) -> float:
         """Seconds of one training, without compilation. Something must have been measured."""
-        steps = self._estimator.steps(self._group([self._trial(size)]))
-        timing = self.measured.get(_shape(size))
+        steps = self._estimator.steps(self.group([self._trial(size)]))
+        timing = self.measured.get(shape_of(size))
         if timing:
             return steps * timing.step
         timed = sorted(self.measured.values())
@@ -55,31 +68,22 @@ class Seconds:
 
     def compiling(self, size: Size) -> float:
         """Seconds to compile what trains a size; 0 where that was measured, since it is kept."""
-        if _shape(size) in self.measured:
+        if shape_of(size) in self.measured:
             return 0.0
         return float(np.mean([timing.compiling for timing in self.measured.values()]))
 
     def measure(self, trials: Sequence[Trial]) -> None:
         """Compile and time the program of these trials of one shape, unless that is done. Raises OutOfMemory."""
-        shape = _shape(trials[0].point.size)
+        shape = shape_of(trials[0].point.size)
         if shape not in self.measured:
-            group, estimator = self._group(trials), Estimator()
-            try:
-                estimator.measure([group], self.runner)
-            except jax.errors.JaxRuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                raise OutOfMemory(f"{group}: out of memory") from error
-            total = estimator.total([group])
-            step = estimator.seconds(group) / estimator.steps(group)
-            self.measured[shape] = Timing(estimator.work(group), step, total.compiling)
+            self.measured[shape] = timing_of(self.group(trials), self.runner)
 
     def _operations(self, size: Size) -> float:
         """Of a step."""
         if self._coefficients is None:
             corners = list(itertools.product(self._widths, self._depths))
             counted = [
-                self._estimator.work(self._group([self._trial(self._base._replace(width=w, depth=d))]))
+                self._estimator.work(self.group([self._trial(self._base._replace(width=w, depth=d))]))
                 for w, d in corners
             ]
             self._coefficients = np.linalg.solve(np.array([self._terms(w, d) for w, d in corners]), np.array(counted))
@@ -96,7 +100,7 @@ class Seconds:
         sweep = self._study.sweep
         return Trial(self._study.point_at(size, sweep.optimizers[0], sweep.parameterizations[0]), 1.0, 0)
 
-    def _group(self, trials: Sequence[Trial]) -> Group:
+    def group(self, trials: Sequence[Trial]) -> Group:
         """Trials as the engine groups them, those of the first group."""
         count, size = len(trials), 1 if self._study.parallel.axes else self._study.sweep.at_once
         if not size:
@@ -104,5 +108,5 @@ class Seconds:
         return Group(tuple(trials[:size]), size, self._study)
 
 
-def _shape(size: Size) -> str:
+def shape_of(size: Size) -> str:
     return f"width {size.width} depth {size.depth} batch size {size.batch_size}"

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +20,17 @@ from depthmup.settings import SettingsError
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.claims import Claims, OneProcess, first_free
 from depthmup.trials.estimate import at_once
-from depthmup.trials.group import UNFINISHED, GroupCheckpoints, Runner
+from depthmup.trials.group import UNFINISHED, GroupCheckpoints, OutOfMemory, Runner
 from depthmup.trials.plan import Group, Program, missing
 from depthmup.trials.progress import Progress
-from depthmup.trials.remote import SENT, Failure, most_at_once, pack, train_group, words_of, work
+from depthmup.trials.remote import SENT, Failure, most_at_once, pack, time_group, train_group, words_of, work
+from depthmup.trials.seconds import Timing
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Study, Trial
 
 WAIT = 0.5  # seconds between two looks at requests to stop and at the work of other processes
 RETRIES = 2
+ERRORS = {"input": SettingsError, "memory": OutOfMemory, "code": RuntimeError}  # of the kinds of failures
 Add = Callable[[Group, Sequence[Finished]], None]  # stores the rows of a group
 
 
@@ -121,70 +123,47 @@ class _Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class Pool(Workers):
-    """An executor's workers. This process alone writes the workdir.
+class Calls:
+    """Calls of an executor's workers, as long as a context is open.
 
-    retries: how often a call whose worker was lost is made again.
+    retries: how often a call whose worker was lost is made again. say: is told of each.
     """
 
-    measures = False
-
     def __init__(
-        self,
-        store: Store,
-        progress: Progress,
-        stop: Stop,
-        study: Study,
-        workdir: Path,
-        executor: Executor,
-        retries: int,
+        self, study: Study, workdir: Path, executor: Executor, retries: int, say: Callable[[str], object]
     ) -> None:
-        super().__init__(store, progress, stop)
-        self._executor, self._retries, self._workdir = executor, retries, workdir
+        self._executor, self._retries, self._workdir, self._say = executor, retries, workdir, say
         self._parcel = pack(study, workdir)
         self._running = dict[Future[Any], Any]()  # {future: name of the call}
         self._lost, self._errors = collections.Counter[Any](), dict[Any, Exception]()
 
-    def at_once(self, first: Mapping[Program, Trial]) -> Callable[[Program], int]:
-        def call(program: Program) -> _Call:
-            return _Call(str(first[program]), most_at_once, (words_of(first[program]),))
-
-        @functools.cache
-        def every() -> dict[Program, int]:
-            result = dict[Program, int]()
-            while left := [program for program in first if program not in result]:
-                result |= self._results(left, call)
-                self._stop_if_asked("before the first group")
-            return result
-
-        return lambda program: every()[program]
-
-    def train(self, todo: Sequence[Group], add: Add) -> None:
-        groups = {group.name: group for group in todo}
-
-        def call(name: str) -> _Call:
-            _, group = first_free([groups[name]], self._store.rows.keys()) or (None, groups[name])
-            words, keys = [words_of(trial) for trial in group.trials], [trial.key for trial in group.trials]
-            return _Call(str(group), train_group, (words, group.size, keys))
-
-        for name, finished in self._results(groups, call).items():
-            add(groups[name], finished)
-        self._stop_if_asked("while workers train; what they have not finished is given up")
+    @property
+    def running(self) -> int:
+        """How many workers are at one."""
+        return sum(future.running() for future in self._running)
 
     def close(self) -> None:
         for future in self._running:
             future.cancel()
         bucket.remove(self._workdir / SENT)
 
-    def _results(self, names: Iterable[Any], call_of: Callable[[Any], _Call]) -> dict[Any, Any]:
+    def collect(
+        self, results: dict[Any, Any], names: Collection[Any], call_of: Callable[[Any], _Call], stop: Callable[[], None]
+    ) -> None:
+        """Add the results of those names that have none. stop: is called again and again, and raises to give up."""
+        while left := [name for name in names if name not in results]:
+            results |= self.results(left, call_of)
+            stop()
+
+    def results(self, names: Iterable[Any], call_of: Callable[[Any], _Call]) -> dict[Any, Any]:
         """{name: result} of those calls that have ended. The others are made unless they run; waits a moment for them.
 
-        What went wrong is raised when nothing runs any more, so that the rows of all other groups are there.
+        What went wrong is raised when nothing runs any more, so that the results of all other calls are there; memory
+        that is too small only if nothing else went wrong.
         """
         for name in names:
             if name not in self._running.values() and name not in self._errors:
                 self._submit(name, call_of(name))
-        self._progress.elsewhere(sum(future.running() for future in self._running))
         done, _ = wait(self._running, WAIT, FIRST_COMPLETED)
         results = dict[Any, Any]()
         for future in done:
@@ -195,11 +174,11 @@ class Pool(Workers):
                 self._lose(name, call_of(name).words, error)
                 continue
             if isinstance(result, Failure):
-                self._errors[name] = _error(call_of(name).words, result)
+                self._errors[name] = ERRORS[result.kind](f"{call_of(name).words} {result.words}")
             else:
                 results[name] = result
         if self._errors and not (self._running or results):
-            raise next(iter(self._errors.values()))
+            raise min(self._errors.values(), key=lambda error: isinstance(error, OutOfMemory))
         return results
 
     def _submit(self, name: Any, call: _Call) -> None:
@@ -216,10 +195,63 @@ class Pool(Workers):
         if self._lost[name] > self._retries:
             self._errors[name] = WorkersLost(f"{text}, {self._lost[name]} times: {KEPT}")
         else:
-            self._progress.say(f"{text}; it is submitted again")
+            self._say(f"{text}; it is submitted again")
 
 
-def check_executor(executor: Any, shard: tuple[int, int]) -> None:
+class Pool(Workers):
+    """An executor's workers. This process alone writes the workdir."""
+
+    measures = False
+
+    def __init__(self, store: Store, progress: Progress, stop: Stop, calls: Calls) -> None:
+        super().__init__(store, progress, stop)
+        self._calls = calls
+
+    def at_once(self, first: Mapping[Program, Trial]) -> Callable[[Program], int]:
+        def call(program: Program) -> _Call:
+            return _Call(str(first[program]), most_at_once, (words_of(first[program]),))
+
+        every = dict[Program, int]()
+
+        def most(program: Program) -> int:
+            self._calls.collect(every, first, call, lambda: self._stop_if_asked("before the first group"))
+            return every[program]
+
+        return most
+
+    def train(self, todo: Sequence[Group], add: Add) -> None:
+        groups = {group.name: group for group in todo}
+
+        def call(name: str) -> _Call:
+            _, group = first_free([groups[name]], self._store.rows.keys()) or (None, groups[name])
+            words, keys = [words_of(trial) for trial in group.trials], [trial.key for trial in group.trials]
+            return _Call(str(group), train_group, (words, group.size, keys))
+
+        for name, finished in self._calls.results(groups, call).items():
+            add(groups[name], finished)
+        self._progress.elsewhere(self._calls.running)
+        self._stop_if_asked("while workers train; what they have not finished is given up")
+
+    def close(self) -> None:
+        self._calls.close()
+
+
+def time_groups(
+    groups: Mapping[str, Group], timings: dict[str, Timing], calls: Calls, stop: Callable[[], None]
+) -> None:
+    """Add to `timings` what trainings take in each of the groups that has none. stop: of `Calls.collect`.
+
+    Raises OutOfMemory when all that fit are timed.
+    """
+
+    def call(name: str) -> _Call:
+        group = groups[name]
+        return _Call(str(group), time_group, ([words_of(trial) for trial in group.trials], group.size))
+
+    calls.collect(timings, groups, call, stop)
+
+
+def check_executor(executor: Any, shard: tuple[int, int] = (0, 1)) -> None:
     """Raises TypeError or SettingsError for what cannot train."""
     if shard[1] > 1:
         raise SettingsError("an executor shares out the whole sweep: leave the shard out")
@@ -233,10 +265,6 @@ def check_executor(executor: Any, shard: tuple[int, int]) -> None:
         raise SettingsError(
             "JAX does not survive a fork: give ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
         )
-
-
-def _error(words: str, failure: Failure) -> Exception:
-    return (SettingsError if failure.of_input else RuntimeError)(f"{words} {failure.words}")
 
 
 def _in_words(error: BaseException) -> str:
