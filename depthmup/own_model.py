@@ -574,7 +574,8 @@ class Setup:
         target: Mapping[str, int] | None = None,
         budget: str | float | None = None,
         tolerance: float | None = None,
-        learning_rate: float | None = None,
+        learning_rate: float | SweepResult | None = None,
+        hyperparameter: str = "learning_rate",
         **options: Any,
     ) -> SweepResult:
         """The best learning rate at the base shape alone; with a target, that of a large run, from small trainings.
@@ -601,6 +602,10 @@ class Setup:
           tolerance: stop where the cost that is exceeded in 2.5% of the cases is below this share of the loss; .01, 1%,
             unless it is given.
           learning_rate: a first guess.
+          hyperparameter: with a target, another number of the optimizer may be tuned, such as "weight_decay", whose
+            first guess is an option (weight_decay=.1). Then learning_rate is that of every training: a number, or the
+            result of `tune` to the same target, whose law says the rate at each size. Averages (b1, b2, momentum) have
+            a law of 1 - b2, one over a number of steps.
           options: those of `sweep`, and with a target those that say what a training is and how it is judged.
 
         The result of a target has `law` and `prediction` (None where too little could be trained). Raises ValueError
@@ -619,10 +624,15 @@ class Setup:
                 budget=budget,
                 tolerance=TOLERANCE if tolerance is None else tolerance,
                 learning_rate=learning_rate,
+                hyperparameter=hyperparameter,
                 **options,
             )
-        if budget is not None or tolerance is not None:
-            raise ValueError("budget= and tolerance= are those of a target: give target=, the sizes of the large run")
+        if budget is not None or tolerance is not None or hyperparameter != "learning_rate":
+            raise ValueError(
+                "budget=, tolerance= and hyperparameter= are of a target: give target=, the large run's sizes"
+            )
+        if hasattr(learning_rate, "law"):
+            raise ValueError("learning_rate= must be a number, a first guess, without target=")
         from depthmup.tuning import tune
 
         return tune(self, loss, batches, steps=steps, learning_rate=learning_rate, **options)

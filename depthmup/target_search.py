@@ -32,6 +32,7 @@ from depthmup.report.large_run import SweepLaw, sweep_law
 from depthmup.report.result import SweepResult
 from depthmup.report.search import Course
 from depthmup.report.words import train_target
+from depthmup.settings import LEARNING_RATE, column
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.choices import Answer, Choice, Choices
 from depthmup.trials.engine import train
@@ -41,7 +42,7 @@ from depthmup.trials.plan import score
 from depthmup.trials.progress import about
 from depthmup.trials.seconds import Seconds, Timing, shape_of
 from depthmup.trials.store import GROUPS, load
-from depthmup.trials.study import Row, Size, Study, Trial
+from depthmup.trials.study import COMPLEMENTS, Row, Size, Study, Trial, judged_name, judged_value
 from depthmup.trials.workers import RETRIES, Calls, check_executor, time_groups
 
 SIZES = 100  # of the lattice that are candidates at once
@@ -68,6 +69,7 @@ def search(
     command: str,
     executor: Executor | None = None,
     retries: int = RETRIES,
+    rates: Callable[[Size], float] | None = None,
 ) -> SweepResult:
     """Train what tells most of the target of a study, with its report in the workdir.
 
@@ -78,6 +80,7 @@ def search(
       workdir: None: nothing is stored.
       progress: whether a line for each stage is printed. command: of the report.
       executor, retries: of `trials.engine.train`. All sizes of a stage are trained at once.
+      rates: the learning rate at each size, where the study searches for another hyperparameter.
     """
     if executor:
         check_executor(executor)
@@ -88,20 +91,21 @@ def search(
         folder = Path(workdir if workdir is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(compiled_in(folder / CACHE if study.sweep.cache else None))
         stop = stack.enter_context(Stop())
-        tuning = Tuning(study, lattice, budget, tolerance, folder, say, stop, executor, retries)
+        tuning = Tuning(study, lattice, budget, tolerance, folder, say, stop, executor, retries, rates, command)
         result = tuning.run()
         if workdir is None:
             note = "nothing is stored: workdir=DIR keeps the rows, and the same call goes on from there"
             return dataclasses.replace(result, workdir=None, note=f"{result.note}\n{note}")
-        page.write(result.curves, result.rows, result.study, folder, command, course=tuning.course(command))
+        page.write(result.curves, result.rows, result.study, folder, command, course=tuning.course())
         return result
 
 
 class Known(NamedTuple):
     """The rows of a workdir that are trainings of this model, each once, with all sizes.
 
-    table: a row for each. scores: {size: {log2 of the learning rate, rounded: the mean score}}, rates rising. rates,
-    seeds: {(size, the same): the rate to the last bit; the seeds that are there}.
+    table: a row for each. scores: {size: {log2 of the value, rounded: the mean score}}, values rising. rates, seeds:
+    {(size, the same): the value to the last bit; the seeds that are there}. A value is a learning rate, or what another
+    hyperparameter is judged by.
     """
 
     table: pandas.DataFrame
@@ -153,16 +157,22 @@ class Tuning:
         stop: Stop,
         executor: Executor | None,
         retries: int,
+        rates: Callable[[Size], float] | None,
+        command: str,
     ) -> None:
         assert study.target
         self.study, self.lattice, self.target = study, list(lattice), study.target
         self.budget, self.tolerance, self.workdir, self._say, self._stop = budget, tolerance, workdir, say, stop
-        self._executor, self._retries = executor, retries
+        self._executor, self._retries, self._rates, self._command = executor, retries, rates, command
+        self._words = judged_name(study.searched).replace("_", " ")
         self._slower = SLOWER_WITH_WORKERS if executor else SLOWER
         self.optimizer, self.parameterization = study.sweep.optimizers[0], study.sweep.parameterizations[0]
         self.base = lattice[0]
-        low, high = study.sweep.log2_learning_rates[self.optimizer]
-        self.guess = round((low + high) / 2 * study.sweep.per_octave)  # rates are numbered: 2^(number / per_octave)
+        if rates is None:
+            low, high = study.sweep.log2_learning_rates[self.optimizer]
+        else:
+            low = high = math.log2(judged_value(study.searched, study.axes[0].values[0]))
+        self.guess = round((low + high) / 2 * study.sweep.per_octave)  # values are numbered: 2^(number / per_octave)
         self.seconds = Seconds(study, lattice)
         self.spent = 0.0
         self.used: list[Size] = [self.base]  # the sizes of the study, whose programs the workdir knows
@@ -203,12 +213,16 @@ class Tuning:
     def _search(self) -> dict[str, Any]:
         """What the choices depend on besides rows and seconds."""
         first = self._trial(self.base, self._rate(self.guess), self.study.seed)
-        return {
+        return self._of_rates() | {
             "target": self.target,
             "first": first.key,
             "judge_by": self.study.sweep.judge_by,
             "per_octave": self.study.sweep.per_octave,
         }
+
+    def _of_rates(self) -> dict[str, Any]:
+        """The learning rates of the target and of the base, where another hyperparameter is searched for."""
+        return {"learning_rates": [self._rates(Size(**self.target)), self._rates(self.base)]} if self._rates else {}
 
     def _replay(self) -> None:
         """Train what the choices of earlier calls lack."""
@@ -260,7 +274,8 @@ class Tuning:
             for row in load(self.workdir).to_dict("records"):
                 place = self._place(row)
                 if place is not None:
-                    size, rate, seed = place
+                    size, _, seed = place
+                    rate = float(row["learning_rate"])
                     rows.setdefault(place, {**row, **size._asdict(), "learning_rate": rate, "seed": seed})
         table = pandas.DataFrame(list(rows.values()))
         losses = dict[Size, dict[float, list[float]]]()
@@ -277,13 +292,19 @@ class Tuning:
         return Known(table, scores, rates, seeds)
 
     def _place(self, row: Row) -> tuple[Size, float, int] | None:
-        """The size, rate and seed of a row; None if it is that of another optimizer, parameterization or setting."""
+        """The size, value and seed of a row; None if it is that of another optimizer, parameterization or setting."""
+        key = self.study.searched
         try:
             point = self.study.point_of(row, self.optimizer, self.parameterization)
-            rate, seed = float(row["learning_rate"]), int(row["seed"])
+            rate, seed, option = float(row["learning_rate"]), int(row["seed"]), float(row[column(key)])
         except (KeyError, TypeError, ValueError):
             return None
-        return (point.size, rate, seed) if point and Trial(point, rate, seed).key == row["key"] else None
+        if point and self._rates:
+            if rate != self._rates(point.size):
+                return None
+            point = self.study.with_value(point, key, option)
+        value = judged_value(key, option)
+        return (point.size, value, seed) if point and Trial(point, rate, seed).key == row["key"] else None
 
     def _look(self) -> str:
         """Read all rows into `known`; `law` and `prediction` are then theirs. Returns why they allow no law, or ""."""
@@ -303,14 +324,14 @@ class Tuning:
         """The first trainings: the smallest size, then the second one of each axis. None where those are there."""
         numbers = self._base_rates(known)
         if numbers:
-            return Stage(self._first_of(self.base, numbers), "it is the search for the best rate there")
+            return Stage(self._first_of(self.base, numbers), f"it is the search for the best {self._words} there")
         best, step = self._best(known, self.base), self.study.sweep.per_octave
         for size in sorted(self._seconds_of_axes(), key=lambda size: self._expected([(size, 1.0, 0)])):
             around = [best, *(best + sign * BESIDE * step for sign in (-1, 1))]
             scores = known.scores.get(size, {})
             missing = [n for n in around if _log(self._rate(n)) not in scores]
             if len(scores) < LEAST and missing:
-                return Stage(self._first_of(size, missing), "it shows how the best rate moves")
+                return Stage(self._first_of(size, missing), f"it shows how the best {self._words} moves")
         return Stage([])
 
     def _first_of(self, size: Size, numbers: Sequence[int]) -> list[tuple[Size, float, int]]:
@@ -321,7 +342,8 @@ class Tuning:
         """Numbers of the rates that the smallest size lacks: around the first guess, then outward."""
         scores, step = known.scores.get(self.base, {}), self.study.sweep.per_octave
         first = [self.guess + octave * step for octave in sorted(range(-GUESS, GUESS + 1), key=abs)]
-        if len(scores) < POINTS:
+        first = [n for n in first if self._is_possible(n)]
+        if len(scores) < len(first):
             missing = [n for n in first if _log(self._rate(n)) not in scores]
             if missing:
                 return missing
@@ -331,11 +353,11 @@ class Tuning:
         at = int(np.argmin(values))
         down = [lowest - step, lowest - 2 * step] if fails or at == 0 else []
         up = [highest + step, highest + 2 * step] if not fails and at == len(values) - 1 else []
-        within = [n for n in (*down, *up) if abs(n - self.guess) <= OUTWARD * step]
+        within = [n for n in (*down, *up) if abs(n - self.guess) <= OUTWARD * step and self._is_possible(n)]
         if fails and not within:
             raise ValueError(
-                f"every training diverges at {self.base}, at learning rates from {2 ** logs[0]:.2g} to "
-                f"{2 ** logs[-1]:.2g}: give another first guess, learning_rate=, or look at loss and batches"
+                f"every training diverges at {self.base}, at {self._words} from {2 ** logs[0]:.2g} to "
+                f"{2 ** logs[-1]:.2g}: give another first guess, or look at loss and batches"
             )
         return within
 
@@ -406,13 +428,13 @@ class Tuning:
         return Expected(float(whole.spent[-1]), len(whole.rows), float(whole.worst_cost[-1]))
 
     def _design(self, law: SweepLaw, candidates: Sequence[Mapping[str, Any]], budget: float) -> Any:
-        names = (*law.law.axes, "learning_rate", "cost", "seed")
+        names = (*law.law.axes, law.law.hyperparameter, "cost", "seed")
         table = {name: [c[name] for c in candidates] for name in names}
         aim = {axis: self.target[axis] for axis in law.law.axes}
         return fit.design(law.law, table, aim, budget=budget, tolerance=self.tolerance)
 
     def _candidates(self, known: Known, law: SweepLaw, most: float = math.inf) -> list[dict[str, Any]]:
-        """What may be trained next: each size at the rates near the law's, with one more seed. most: seconds of one."""
+        """What may be trained next: each size at values near the law's, with one more seed. most: seconds of one."""
         sizes = _thinned([size for size in self._sizes() if self._expected([(size, 1.0, 0)]) <= most], SIZES)
         if not sizes:
             return []
@@ -423,19 +445,30 @@ class Tuning:
             cost = self._training(size) + self.slower * self.seconds.compiling(size) / PER_PROGRAM
             middle = math.log2(best / factor)
             for n in range(math.ceil((middle - NEAR) * step), math.floor((middle + NEAR) * step) + 1):
+                if not self._is_possible(n):
+                    continue
                 place = size, _log(self._rate(n))
                 rate = known.rates.get(place, self._rate(n))
                 seed = max(known.seeds.get(place, ()), default=self.study.seed - 1) + 1
                 trial = size, rate, seed
                 sizes_of = size._asdict()
-                result.append({**sizes_of, "learning_rate": rate * factor, "cost": cost, "seed": seed, "trial": trial})
+                values = {law.law.hyperparameter: rate * factor, "cost": cost, "seed": seed, "trial": trial}
+                result.append({**sizes_of, **values})
         return result
+
+    def _is_possible(self, number: int) -> bool:
+        """Whether there is a value of this number: an average has 1 - b2 below 1."""
+        return number < 0 or self.study.searched not in COMPLEMENTS
 
     def _rate(self, number: int) -> float:
         return float(np.exp2(number / self.study.sweep.per_octave))
 
     def _trial(self, size: Size, rate: float, seed: int) -> Trial:
-        return Trial(self.study.point_at(size, self.optimizer, self.parameterization), rate, seed)
+        point = self.study.point_at(size, self.optimizer, self.parameterization)
+        if self._rates is None:
+            return Trial(point, rate, seed)
+        key = self.study.searched
+        return Trial(self.study.with_value(point, key, judged_value(key, rate)), self._rates(size), seed)
 
     # Training
 
@@ -570,9 +603,11 @@ class Tuning:
         lines = [note, why]
         if plans and not self._reached and self.law:
             lines.append(self._to_go_on(known, self.law))
+        if self.prediction:
+            lines.append(self._next(self.prediction))
         return SweepResult(
             known.table,
-            judge(known.table, judged),
+            [] if self._rates else judge(known.table, judged),
             study,
             self.workdir,
             "\n".join(lines),
@@ -580,8 +615,15 @@ class Tuning:
             self.prediction,
         )
 
-    def course(self, command: str) -> Course | None:
-        """The answers before each choice, and the last one. None without an answer. command: of the search."""
+    def _next(self, p: Prediction) -> str:
+        """What trains the target."""
+        values = {self.study.searched: judged_value(self.study.searched, p.learning_rate)}
+        if self._rates:
+            values[LEARNING_RATE] = self._rates(Size(**self.target))
+        return train_target(self.study, p, values, self._command)
+
+    def course(self) -> Course | None:
+        """The answers before each choice, and the last one. None without an answer."""
         if self.prediction is None:
             return None
         points = [(choice.spent, choice.answer) for choice in self.choices.made if choice.trials and choice.answer]
@@ -589,7 +631,7 @@ class Tuning:
         trained = collections.Counter[Size]()
         for (size, _), seeds in self.known.seeds.items():
             trained[size] += len(seeds)
-        return Course(spent, answers, self.tolerance, trained, train_target(self.study, self.prediction, command))
+        return Course(self._words, spent, answers, self.tolerance, trained, self._next(self.prediction))
 
     def _to_go_on(self, known: Known, law: SweepLaw) -> str:
         candidates = self._candidates(known, law)
@@ -629,8 +671,8 @@ def _answer(p: Prediction) -> Answer:
 def _interval(p: Prediction | None) -> str:
     if p is None:
         return "no law yet"
-    rate = f"learning rate {p.learning_rate:.3g} [{p.low:.3g}, {p.high:.3g}]"
-    return f"{rate}, cost {p.at_worst}"
+    value = f"{p.hyperparameter.replace('_', ' ')} {p.learning_rate:.3g} [{p.low:.3g}, {p.high:.3g}]"
+    return f"{value}, cost {p.at_worst}"
 
 
 def _about(seconds: float) -> str:

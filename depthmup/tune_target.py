@@ -15,24 +15,28 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas
 
 from depthmup.batch_rules import Run
 from depthmup.data.user_feed import Batches, of_size
 from depthmup.names import POSITIVE, at_least_one, short, unknown
-from depthmup.optim import family_of
+from depthmup.optim import OPTIONS, family_of
+from depthmup.report.large_run import sweep_law
 from depthmup.report.result import SweepResult
-from depthmup.settings import Settings, SettingsError, put, value_of
+from depthmup.settings import LEARNING_RATE, Settings, SettingsError, put, value_of
 from depthmup.target_search import GUESS, search
 from depthmup.train.build import run_of
 from depthmup.train.devices import trial_layout
 from depthmup.train.model_task import Loss
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.model_study import ModelStudy, SetupLike
-from depthmup.trials.study import Size
+from depthmup.trials.store import load
+from depthmup.trials.study import Size, Study, judged_value
 from depthmup.trials.workers import RETRIES
 from depthmup.tuning import GRIDS, study_of
 
 TOLERANCE = 0.01
+RATE_DIGITS = 2  # of log2 of a law's rate, so that a rate of another machine is the same to the last bit
 DOUBLINGS = 5  # of an axis of the lattice at most
 AT_ONCE = 8  # trainings in a group, where one is trained after another: a program is compiled for so many
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -61,11 +65,12 @@ def tune_target(
     target: Mapping[str, int],
     budget: str | float | None = None,
     tolerance: float = TOLERANCE,
-    learning_rate: float | None = None,
+    learning_rate: float | SweepResult | None = None,
     workdir: str | Path | None = None,
     progress: bool = True,
     executor: Executor | None = None,
     retries: int = RETRIES,
+    hyperparameter: str = "learning_rate",
     **options: Any,
 ) -> SweepResult:
     """`Setup.tune` with a target, which explains the arguments."""
@@ -73,9 +78,17 @@ def tune_target(
     POSITIVE.check("tolerance", tolerance)
     sizes = _checked(target, options)
     at_least_one("steps", steps)
-    study = _study(setup, loss, batches, steps, sizes, learning_rate, options)
+    name = options.get("optimizer", "adamw")
+    searched = f"optimizer.{hyperparameter}"
+    if searched != LEARNING_RATE:
+        options[hyperparameter] = [_first_guess(hyperparameter, name, options.get(hyperparameter))]
+        _check_rule(setup.run, name, hyperparameter)
+    tuned, rate = (learning_rate, None) if isinstance(learning_rate, SweepResult) else (None, learning_rate)
+    study = _study(setup, loss, batches, steps, sizes, rate, options, searched)
     base = study.base
     aim = _aim(base, sizes)
+    if tuned and tuned.study.target != aim._asdict():
+        raise ValueError(f"learning_rate= is the result of a tune to {tuned.study.target}, not to {aim._asdict()}")
     if aim.batch_size > base.batch_size and options.get("batch_size") is None and not setup.run:
         of_size(batches, aim.batch_size)  # says what batches of other sizes need
     lattice = _lattice(base, aim, setup.run, options.get("optimizer", "adamw"))
@@ -85,8 +98,12 @@ def tune_target(
         durations=(steps,) if base[2:] != aim[2:] else (),
         fixed="steps",
         target=aim._asdict(),
+        searched=searched,
     )
-    return search(study, lattice, seconds, tolerance, workdir, progress, "m.tune", executor, retries)
+    rates = (
+        None if searched == LEARNING_RATE else _rates(tuned.rows, tuned.study) if tuned else _constant(rate, searched)
+    )
+    return search(study, lattice, seconds, tolerance, workdir, progress, "m.tune", executor, retries, rates)
 
 
 def tune_config(
@@ -99,12 +116,16 @@ def tune_config(
     progress: bool = True,
     command: str = "tune_config",
     executor: Executor | None = None,
+    hyperparameter: str = "learning_rate",
+    tuned: Path | None = None,
 ) -> SweepResult:
     """The same of a config, whose sizes are the base, and whose learning rate is the first guess.
 
     Args:
       target: of `CONFIG_SIZES`; those that are left out are the config's. Width and depth are in the config's units.
       command: of the report. executor: whose workers train.
+      hyperparameter: what is tuned, of which the config has the first guess. tuned: of another than the learning rate:
+        the workdir of the tune to this target that says the rate at each size; None: it is the config's at all sizes.
 
     Raises SettingsError or ValueError for a target that cannot be tuned, and what `Setup.tune` raises.
     """
@@ -114,8 +135,16 @@ def tune_config(
         raise SettingsError("a tune chooses learning rates alone: leave sweep.axes out")
     changes = _changes(settings, target)
     optimizer, middle = settings.optimizer.name, math.log2(settings.optimizer.learning_rate)
+    searched, axes = f"optimizer.{hyperparameter}", ""
+    if searched != LEARNING_RATE:
+        guess = _first_guess(hyperparameter, optimizer, getattr(settings.optimizer, hyperparameter, None))
+        axes = f"{searched} = {guess!r}"
+        _check_rule(run_of(settings), optimizer, hyperparameter)
+    elif tuned:
+        raise SettingsError("--tuned is for another --hyperparameter than the learning rate")
     sweep = dataclasses.replace(
         settings.sweep,
+        axes=axes,
         parameterizations=(settings.parameterization.name,),
         optimizers=(optimizer,),
         widths=(settings.model.width,),
@@ -132,8 +161,55 @@ def tune_config(
     study.point({}).check()  # raises
     aim = _aim(study.base, ConfigStudy(put(settings, changes)).base._asdict())
     lattice = _lattice(study.base, aim, run_of(settings), optimizer, functools.partial(_is_trainable, study))
-    study = ConfigStudy(study.settings, target=aim._asdict())
-    return search(study, lattice, seconds, tolerance, workdir, progress, command, executor)
+    study = ConfigStudy(study.settings, target=aim._asdict(), searched=searched)
+    rates = None if searched == LEARNING_RATE else _constant(settings.optimizer.learning_rate, searched)
+    if tuned:
+        of_rates = dataclasses.replace(settings, sweep=dataclasses.replace(sweep, axes=""))
+        rates = _rates(load(tuned), ConfigStudy(of_rates, target=aim._asdict()))
+    return search(study, lattice, seconds, tolerance, workdir, progress, command, executor, rates=rates)
+
+
+def _first_guess(hyperparameter: str, optimizer: Any, value: Any) -> float:
+    """Of an option of an optimizer, by the options or by its default. Raises ValueError for what cannot be tuned."""
+    if not isinstance(optimizer, str):
+        raise ValueError(f"with hyperparameter={hyperparameter!r} give the optimizer by its name, not as a function")
+    options = {"weight_decay": 0.0, **OPTIONS[optimizer]}
+    known = [name for name, default in options.items() if isinstance(default, float)]
+    if hyperparameter not in known:
+        raise unknown(f"hyperparameter of {optimizer}", hyperparameter, ["learning_rate", *known])
+    value = options[hyperparameter] if value is None else value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 < judged_value(f"optimizer.{hyperparameter}", value) < math.inf):
+        raise ValueError(f"give {hyperparameter}=, a first guess that is one number above 0, got {short(value)}")
+    return float(value)
+
+
+def _check_rule(run: Run | None, optimizer: str, hyperparameter: str) -> None:
+    """Raises ValueError for an average that the batch rule changes: a law of its values at the base says little."""
+    if run and hyperparameter in run.row(family_of(optimizer)).averages:
+        raise ValueError(f"batch_rule {run.rule!r} changes {hyperparameter} itself: tune it under another rule")
+
+
+def _constant(rate: float | None, searched: str) -> Callable[[Size], float]:
+    if rate is None:
+        raise ValueError(
+            f"hyperparameter={searched.partition('.')[2]!r} needs learning_rate=: a number, the same at all sizes, or "
+            "the result of m.tune to the same target, whose law says it"
+        )
+    POSITIVE.check("learning_rate", rate)
+    return lambda size: float(rate)
+
+
+def _rates(rows: pandas.DataFrame, study: Study) -> Callable[[Size], float]:
+    """The learning rate at each size, by the law of a tune."""
+    law = sweep_law(rows, study)
+
+    @functools.cache
+    def rate(size: Size) -> float:
+        best = law.at(**{axis: getattr(size, axis) for axis in law.law.axes if axis not in law.law.fixed})
+        return float(2 ** round(math.log2(best.learning_rate), RATE_DIGITS))
+
+    return rate
 
 
 def _changes(settings: Settings, target: Mapping[str, float]) -> dict[str, Any]:
@@ -218,6 +294,7 @@ def _study(
     target: Mapping[str, int],
     learning_rate: float | None,
     options: Mapping[str, Any],
+    searched: str,
 ) -> ModelStudy:
     """The study of the base, with the batches of all sizes of the lattice."""
     batch: Any = options.get("batch_size")
@@ -254,10 +331,10 @@ def _study(
         seeds=1,
         **others,
     )
-    if study.axes:
-        raise ValueError(
-            f"with target= the learning rate alone is tuned: give one {study.axes[0].key.partition('.')[2]}"
-        )
+    for axis in study.axes:
+        if axis.key != searched:
+            name, tuned = (key.partition(".")[2] for key in (axis.key, searched))
+            raise ValueError(f"with target= {tuned.replace('_', ' ')} alone is tuned: give one {name}")
     return study
 
 

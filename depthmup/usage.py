@@ -150,6 +150,8 @@ FLAGS = {
     "candidates": Flag(("law",), "string", "CSV", "trainings that could be made, with a column cost: which come next?"),
     "budget": Flag(("tune", "law"), "string", "N", "of a tune such as 30min; of candidates in the unit of their cost"),
     "tolerance": Flag(("tune", "law"), "string", "PERCENT", "stop where the rate costs at most this (97.5%), as 1%"),
+    "hyperparameter": Flag(("tune",), "string", "NAME", "instead of the learning rate, such as weight_decay"),
+    "tuned": Flag(("tune",), "string", "DIR", "with --hyperparameter: the workdir of the tune of the learning rate"),
     "report": Flag(("law",), "string", "FILE", "write the picture and the text there, as HTML"),
 }
 PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others of its run

@@ -26,7 +26,6 @@ from depthmup.optim import family_of
 from depthmup.plan import plan
 from depthmup.recipe import multiplier
 from depthmup.report.grow import came_out, swept_settings
-from depthmup.report.words import train_target
 from depthmup.settings import Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
 from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
@@ -126,6 +125,8 @@ def tune(
     scheduler: str = "",
     slurm: str = "",
     insecure: bool = False,
+    hyperparameter: str = "learning_rate",
+    tuned: str = "",
 ) -> int:
     """Train what tells most of the large run, then its learning rate and the command that trains it. Status 1 if no
     training allows an answer."""
@@ -144,13 +145,12 @@ def tune(
             workdir=workdir,
             command=command,
             executor=of_workers,
+            hyperparameter=hyperparameter,
+            tuned=Path(tuned) if tuned else None,
         )
     print(result)
     print(f"report: {workdir / 'report.html'}")
-    if result.prediction is None:
-        return 1
-    print(train_target(result.study, result.prediction, command))
-    return 0
+    return 1 if result.prediction is None else 0
 
 
 def check(settings: Settings, workdir: Path | None, command: str) -> int:

@@ -84,7 +84,7 @@ ALLOWED = {
         "tuning",
     },
     "tune_target": {"batch_rules", "data", "optim", "report", "settings", "target_search", "train", "trials", "tuning"},
-    "target_search": {"fit", "interrupt", "report", "train", "trials"},
+    "target_search": {"fit", "interrupt", "report", "settings", "train", "trials"},
     "tuning": {
         "batch_rules",
         "data",

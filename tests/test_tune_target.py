@@ -17,7 +17,7 @@ import pytest
 import depthmup as dm
 from depthmup import fit, target_search, verbs
 from depthmup.report import large_run
-from depthmup.settings import column
+from depthmup.settings import LEARNING_RATE, column, put
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials import group, remote
@@ -27,7 +27,7 @@ from depthmup.trials.group import OutOfMemory
 from depthmup.trials.plan import combinations, trials
 from depthmup.trials.seconds import Seconds, Timing
 from depthmup.trials.store import Finished, Store, load
-from depthmup.trials.study import Size, Trial
+from depthmup.trials.study import Size, Trial, judged_value
 from depthmup.tuning import study_of
 from tests import tiny
 
@@ -86,11 +86,15 @@ def best(size):
     return -7 + SLOPE * math.log2(size.steps / STEPS)
 
 
-def row_of(trial):
-    """Of a planted law."""
-    size = trial.point.size
+def best_decay(size):
+    return -2 - 0.5 * math.log2(size.steps / STEPS)
+
+
+def row_of(trial, searched=LEARNING_RATE):
+    """Of a planted law of what is searched for."""
+    size, value = trial.point.size, judged_value(searched, trial.leaves[searched])
+    off = math.log2(value) - (best_decay if searched == "optimizer.weight_decay" else best)(size)
     noise = 1e-3 * np.random.default_rng(int(trial.key[:8], 16)).standard_normal()
-    off = math.log2(trial.learning_rate) - best(size)
     diverged = off > 4
     value = math.exp(0.02 * off**2 - 0.1 * math.log2(size.width * size.steps) + noise)
     row = {column(key): value for key, value in trial.leaves.items()}
@@ -131,7 +135,7 @@ class Planted:
                     self._fails(self.calls)
                 self.now += seconds_of(size)
                 self.trained.append(size)
-                store.add([Finished(row_of(trial))])
+                store.add([Finished(row_of(trial, study.searched))])
 
 
 def tune(m, workdir=None, **options):
@@ -307,6 +311,15 @@ WRONG = {
     "below in steps": ({"target": {"width": 64, "steps": 10}}, r"the target's steps, 10, is below the base's, 20"),
     "the base": ({"target": {"width": WIDTH}}, "the target is the base itself"),
     "one size": ({"target": {"width": 16}}, "no size lies between the base"),
+    "another hyperparameter": (
+        {"hyperparameter": "beta"},
+        r"unknown hyperparameter of adamw 'beta' \(known: b1, b2,",
+    ),
+    "no first guess": ({"hyperparameter": "weight_decay"}, r"give weight_decay=, a first guess .*, got 0.0"),
+    "no rate": (
+        {"hyperparameter": "eps", "learning_rate": None},
+        "hyperparameter='eps' needs learning_rate=: a number",
+    ),
     "unknown size": ({"target": {"widht": 64}}, r"unknown size of the target 'widht'; did you mean 'width'"),
     "no sizes": ({"target": 64}, r"target must be dict\(width="),
     "a part of a size": ({"target": {"width": 64.5}}, "width of the target must be a whole number"),
@@ -339,6 +352,42 @@ def test_a_model_that_diverges_at_every_rate(m, monkeypatch, tmp_path):
         tune(m, tmp_path)
 
 
+def test_another_hyperparameter_at_the_rates_of_a_tune(m, monkeypatch, tmp_path, capsys):
+    write, target = target_search.page.write, Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET})
+    planted, options = Planted(monkeypatch, design=fit.design), {"budget": "1min", "tolerance": 1e-4}
+    rates = tune(m, tmp_path / "rates", **options)
+    decays = {"hyperparameter": "weight_decay", "weight_decay": 0.1, "learning_rate": rates, **options}
+    result = tune(m, tmp_path / "decays", **decays, progress=True)
+    p = result.prediction
+    assert p.hyperparameter == planted.course.searched.replace(" ", "_") == "weight_decay"
+    assert p.low < 2 ** best_decay(target) < p.high
+    assert abs(math.log2(p.learning_rate) - best_decay(target)) < 0.75
+    assert "it is the search for the best weight decay there" in capsys.readouterr().out
+    law = large_run.sweep_law(rates.rows, rates.study)
+    for row in result.rows.to_dict("records"):
+        rate = law.at(width=row["width"], steps=row["steps"]).learning_rate
+        assert abs(math.log2(row["learning_rate"] / rate)) < 0.01
+    at_target = f"{law.at(width=64, steps=200).learning_rate:.2g}"
+    assert str(result).splitlines()[-1].startswith(f'm.at(64, 1).optimizer("adamw", {at_target}')
+    assert str(result).endswith(f", weight_decay={p.learning_rate:.3g})")
+    assert len(tune(m, tmp_path / "decays", **decays).rows) == len(result.rows)
+    html = write([], result.rows, result.study, tmp_path, "m.tune", course=planted.course)
+    assert "<h1>Which weight decay does the large run want?</h1>" in html.read_text()
+    with pytest.raises(ValueError, match="is the result of a tune to"):
+        tune(m, **{**decays, "target": {"width": 128}})
+
+
+def test_an_average_has_a_law_of_what_is_lacking_to_1(m, monkeypatch):
+    Planted(monkeypatch, design=fit.design)
+    options = {"hyperparameter": "b2", "b2": 0.99, "learning_rate": 0.01, "budget": "1min", "tolerance": 1e-4}
+    result = tune(m, **options)
+    truth = best(Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET}))
+    assert result.prediction.low < 2**truth < result.prediction.high
+    assert str(result).startswith("1 - b2 0.00")
+    assert f"b2={1 - result.prediction.learning_rate:.3g})" in str(result)
+    assert set(result.rows["learning_rate"]) == {0.01}
+
+
 def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     """Trained by the engine; a sweep in the workdir has nothing left to train, and its rows count for a tune."""
     monkeypatch.setattr(fit, "design", largest)
@@ -355,6 +404,13 @@ def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     again = tune(m, tmp_path, target={"width": 128}, tolerance=10.0)
     assert again.rows.equals(result.rows)
     assert set((tmp_path / "groups").iterdir()) == files
+    monkeypatch.undo()
+    decays = {"hyperparameter": "weight_decay", "weight_decay": 0.1, "learning_rate": rates[0], "tolerance": 10.0}
+    result = tune(m, tmp_path / "decays", target={"width": 64}, **decays)
+    options = {"learning_rates": rates, "widths": (8, 16), "depths": (), "seeds": 1}
+    study = study_of(m, loss, batches, steps=STEPS, weight_decay=sorted(set(result.rows["weight_decay"])), **options)
+    swept = {trial.key for trial in trials(study)}
+    assert len(result.rows) == len(set(result.rows["key"]) & swept) > 5
 
 
 def test_rates_under_a_batch_rule(monkeypatch, tmp_path):
@@ -392,7 +448,8 @@ def test_a_config(monkeypatch, tmp_path, capsys):
         study.base._replace(steps=2 * study.base.steps)
     ] * 3
     assert load(tmp_path)["seed"].min() == 3
-    *_, command = capsys.readouterr().out.splitlines()
+    *_, command, report = capsys.readouterr().out.splitlines()
+    assert report == f"report: {tmp_path / 'report.html'}"
     assert command.startswith("main.py train --config=digits --config.model.width=64 ")
     shown = dict(flag.split("=", 1) for flag in command.split()[3:])
     octaves = math.log2(float(shown["--config.optimizer.learning_rate"]))
@@ -400,6 +457,13 @@ def test_a_config(monkeypatch, tmp_path, capsys):
     low, high = map(float, shown["--expect"].split(","))
     assert low < high
     assert shown["--config.epochs"] == "10.0"
+    settings = put(study.settings, {"optimizer.weight_decay": 0.1})
+    flags |= {"hyperparameter": "weight_decay", "tuned": str(tmp_path)}
+    assert verbs.tune(settings, tmp_path / "decays", COMMAND, **flags) == 0
+    at_target = dict(flag.split("=", 1) for flag in capsys.readouterr().out.splitlines()[-2].split()[3:])
+    rate = "--config.optimizer.learning_rate"
+    assert float(at_target[rate]) == pytest.approx(float(shown[rate]), rel=0.01)
+    assert 2**-6 < float(at_target["--config.optimizer.weight_decay"]) < 1
 
 
 def test_the_points_of_a_config():

@@ -10,27 +10,35 @@ import numpy as np
 import pandas
 
 from depthmup.batch_rules import Run
-from depthmup.fit import Prediction, ScalingLaw, scaling_law
+from depthmup.fit import Prediction, Prior, ScalingLaw, scaling_law
 from depthmup.fit.law_rows import AXES, CONDITIONS
 from depthmup.names import unknown
 from depthmup.optim import family_of
 from depthmup.report.law import LargeRun
+from depthmup.settings import column
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import score
-from depthmup.trials.study import Study
+from depthmup.trials.study import Study, judged_name, judged_value
 from depthmup.trials.table_study import TableStudy
 from depthmup.trials.verdicts import Names, TransferCurve, variants
 
 OF_RUN = ("batch_size", "steps")
+# {hyperparameter: its exponents, (mean, sd)}. Of decay, where the rate stays, those of Bergsma et al. (arXiv
+# 2505.13738): rate x decay x steps ~ (tokens / parameters)^.527, with parameters ~ width^2 depth. Wide: one kind of
+# model showed it.
+PRIORS = {
+    "weight_decay": {"width": (-1.05, 1.0), "depth": (-0.53, 0.6), "steps": (-0.47, 0.5), "batch_size": (0.53, 0.5)},
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SweepLaw:
     """The law of one optimizer, parameterization and variant of a sweep.
 
-    law: of the rates that the steps take: the factor of the sweep's batch rule is in them. columns: its trainings.
+    law: of the values that the steps take: the factor of the sweep's batch rule is in them. columns: its trainings.
     names: (optimizer, parameterization, variant). run: at the base of the batch rule; None without a rule.
+    searched: the hyperparameter that it is of, as a word of `Run.factors`.
     """
 
     law: ScalingLaw
@@ -38,9 +46,10 @@ class SweepLaw:
     measure: str
     names: Names
     run: Run | None
+    searched: str
 
     def at(self, **sizes: Any) -> Prediction:
-        """`ScalingLaw.at`, with the rate as a value at the base, which the sweep's batch rule multiplies."""
+        """`ScalingLaw.at`, with a value at the base, which the sweep's batch rule multiplies."""
         p = self.law.at(**sizes)
         if self.run is None:
             return p
@@ -49,8 +58,8 @@ class SweepLaw:
         return p._replace(learning_rate=p.learning_rate / factor, low=p.low / factor, high=p.high / factor)
 
     def factor(self, batch: int, steps: int) -> float:
-        """What the sweep's batch rule multiplies a rate at the base by; 1 without a rule."""
-        return 1.0 if self.run is None else _factor(self.run, self.names[0], batch, steps)
+        """What the sweep's batch rule multiplies a value at the base by; 1 without a rule."""
+        return 1.0 if self.run is None else _factor(self.run, self.names[0], batch, steps, self.searched)
 
     def large_run(self, target: Mapping[str, int] | None = None) -> LargeRun:
         """What the report shows: this run, by default the one with the largest of each size."""
@@ -65,18 +74,24 @@ def sweep_law(
     parameterization: str | None = None,
     variant: str | None = None,
 ) -> SweepLaw:
-    """The law of the rows of these names, by default of those of `chosen`.
+    """The law of the rows of these names, by default of those of `chosen`; of what the study searches for.
 
     Raises ValueError for names that the rows do not have, and for rows that allow no law (`fit.scaling_law`).
     """
     names, trials = chosen(rows, study, optimizer, parameterization, variant)
-    run = _batch_rule(study, names)
-    columns = _columns(trials, study)
+    run, measure, searched = _batch_rule(study, names), study.sweep.judge_by, column(study.searched)
+    columns, name = _columns(trials, study), judged_name(study.searched)
     if run is not None:
-        sizes = zip(columns["batch_size"], columns["steps"], columns["learning_rate"], strict=True)
-        columns["learning_rate"] = [rate * _factor(run, names[0], batch, steps) for batch, steps, rate in sizes]
-    measure = study.sweep.judge_by
-    return SweepLaw(scaling_law(columns, measure=measure), columns, measure, names, run)
+        sizes = zip(columns["batch_size"], columns["steps"], columns[name], strict=True)
+        columns[name] = [value * _factor(run, names[0], batch, steps, searched) for batch, steps, value in sizes]
+    of_rates = searched == "learning_rate"
+    law = scaling_law(
+        columns,
+        hyperparameter=name,
+        measure=measure,
+        prior="rules" if of_rates else Prior(PRIORS.get(searched, {})),
+    )
+    return SweepLaw(law, columns, measure, names, run, searched)
 
 
 def chosen(
@@ -84,7 +99,7 @@ def chosen(
 ) -> tuple[Names, pandas.DataFrame]:
     """The names that a law is of, and their rows: as they are given; else the optimizer and the parameterization of the
     config, or the first of the sweep; of several variants the one with the lowest loss at the base."""
-    groups = dict(variants(rows, study))
+    groups = dict(variants(rows, study, study.searched))
     settings = study.settings if isinstance(study, ConfigStudy) else None
     own = (settings.optimizer.name, settings.parameterization.name) if settings else (None, None)
     swept = study.sweep.optimizers, study.sweep.parameterizations
@@ -133,8 +148,10 @@ def _columns(trials: pandas.DataFrame, study: Study) -> dict[str, list[Any]]:
     if isinstance(study, TableStudy) and "epochs" in trials and not {"steps", "tokens"} & set(trials):
         raise ValueError("the rows have epochs, and the law is over steps: give a column steps")
     assumed = study.assumed if isinstance(study, TableStudy) else ()
-    names = ("learning_rate", study.sweep.judge_by, "seed", "diverged", *AXES, *CONDITIONS)
+    names = (study.sweep.judge_by, "seed", "diverged", *AXES, *CONDITIONS)
     result = {name: trials[name].tolist() for name in names if name in trials and name not in assumed}
+    searched = judged_value(study.searched, trials[column(study.searched)])
+    result[judged_name(study.searched)] = searched.tolist()
     if isinstance(study, ModelStudy):
         result.setdefault("batch_size", [study.about["batch_size"]] * len(trials))
     return result
@@ -153,5 +170,5 @@ def _batch_rule(study: Study, names: Names) -> Run | None:
     return None
 
 
-def _factor(run: Run, optimizer: str, batch: int, steps: int) -> float:
-    return run.at(batch, steps).factors(family_of(optimizer))["learning_rate"]
+def _factor(run: Run, optimizer: str, batch: int, steps: int, searched: str) -> float:
+    return run.at(batch, steps).factors(family_of(optimizer)).get(searched, 1.0)

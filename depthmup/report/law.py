@@ -29,7 +29,6 @@ from depthmup.report.drawing import STYLE, WIDTH, png
 PLACES = 6  # most sizes at which a part of a panel's law is computed
 TITLE = 36  # letters of a line of a panel's title
 RED = "C3"
-QUESTION = "Which learning rate does the large run want?"
 CAPTION = (
     "dots: measured, with 95%; pale: measured at other sizes than the title's, and moved to them by the law; "
     "dashed: the law, with the 95% band of a new size"
@@ -147,7 +146,8 @@ class LargeRun:
     def html(self, picture: bytes | None) -> str:
         """The same for a page, without a heading. picture: a PNG."""
         rows = [f'<tr><td data-title="size">{axis}<td data-title="exponent">{e}' for axis, e in self.exponents]
-        image = f'<img alt="{QUESTION}" src="data:image/png;base64,{base64.b64encode(picture or b"").decode()}">'
+        question = question_of(self.law.hyperparameter)
+        image = f'<img alt="{question}" src="data:image/png;base64,{base64.b64encode(picture or b"").decode()}">'
         return "\n".join(
             [
                 f"<p>Target: {escape(_of(self.target))}.</p>" if self.target else "",
@@ -292,20 +292,25 @@ class LargeRun:
 
 def page(run: LargeRun, command: str) -> str:
     """A page that needs no other file. command: what made it."""
+    question = question_of(run.law.hyperparameter)
     style = resources.files("depthmup.report").joinpath("style.css").read_text()
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{QUESTION}</title>
+<title>{question}</title>
 <style>
 {style}
 </style>
-<h1>{QUESTION}</h1>
+<h1>{question}</h1>
 {run.html(run.picture())}
 <pre>{escape(command)}</pre>
 </html>
 """
+
+
+def question_of(hyperparameter: str) -> str:
+    return f"Which {_words(hyperparameter)} does the large run want?"
 
 
 def _interval(e: Estimate) -> str:

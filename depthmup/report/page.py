@@ -23,12 +23,13 @@ from depthmup.fit import Drift, Optimum
 from depthmup.fit.verdict import NOTHING, UNDECIDED
 from depthmup.report import drawing, figures, interactive, large_run, panels, words
 from depthmup.report.interactive import json_of
+from depthmup.report.law import question_of
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.report.search import Course
 from depthmup.report.words import NONE, Cells
-from depthmup.settings import column
+from depthmup.settings import LEARNING_RATE, column
 from depthmup.trials.plan import size_keys, sizes
-from depthmup.trials.study import Study
+from depthmup.trials.study import Study, judged_name
 from depthmup.trials.verdicts import TransferCurve, best, variants
 
 
@@ -85,8 +86,9 @@ def write(
         rules=rules(curves),
         optima=optima(curves),
         course=course and {"picture": _written(workdir / "search.png", course.figure()), "table": course.table()},
+        question=question_of(judged_name(study.searched)),
         large_run=None if unfinished else _large_run(curves, rows, study, workdir),
-        best="" if curves or rows.empty else best_table(rows, study),
+        best="" if curves or rows.empty or study.searched != LEARNING_RATE else best_table(rows, study),
         unfinished=unfinished,
         sizes={axis: ", ".join(map(str, values)) for axis, values in sizes(study)},
         pictures=pictures,

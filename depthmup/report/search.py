@@ -20,9 +20,13 @@ from depthmup.trials.study import Size
 
 
 class Course(NamedTuple):
-    """spent: (answers,), seconds before each answer. answers: of the law at that time, the last one at the end.
-    tolerance: of the 97.5% cost. trained: {size: number of trainings}. next: what trains the target."""
+    """searched: the hyperparameter, in words.
 
+    spent: (answers,), seconds before each answer. answers: of the law at that time, the last one at the end.
+    tolerance: of the 97.5% cost. trained: {size: number of trainings}. next: what trains the target.
+    """
+
+    searched: str
     spent: Sequence[float]
     answers: Sequence[Answer]
     tolerance: float
@@ -30,7 +34,7 @@ class Course(NamedTuple):
     next: str
 
     def figure(self) -> Figure:
-        """The learning rate with its interval, and both costs, against the seconds spent."""
+        """The value with its interval, and both costs, against the seconds spent."""
         rate, low, high, cost, worst = np.array(self.answers).T
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
@@ -38,7 +42,7 @@ class Course(NamedTuple):
             rates.fill_between(self.spent, low, high, alpha=0.2, lw=0, color="C0")
             rates.plot(self.spent, rate, ".-", color="C0")
             rates.set_yscale("log")
-            rates.set_title("learning rate of the target, 95%")
+            rates.set_title(f"{self.searched} of the target, 95%")
             plain_log(rates.yaxis)
             costs.plot(self.spent, worst, ".-", color=RED, label="97.5%")
             costs.plot(self.spent, cost, ".-", color="C0", label="on average")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from depthmup.fit import Drift, Prediction, Transfer, Verdict
 from depthmup.fit.transfer import margin_words
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED
 from depthmup.report.curves import grouped_by
-from depthmup.settings import LEARNING_RATE, flat, value_of
+from depthmup.settings import LEARNING_RATE, column, flat, value_of
 from depthmup.trials.adaptive import WIDER
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.model_study import ModelStudy
@@ -253,19 +253,23 @@ def next_steps(curves: Sequence[TransferCurve], study: Study, command: str) -> s
     return "\n".join(lines)
 
 
-def train_target(study: Study, p: Prediction, command: str) -> str:
-    """The command, or the call, that trains the target of a study with what was predicted of it."""
+def train_target(study: Study, p: Prediction, values: Mapping[str, float], command: str) -> str:
+    """The command, or the call, that trains the target of a study. values: {key: value} of what was tuned."""
     assert study.target
     size, optimizer = Size(**study.target), study.sweep.optimizers[0]
     if not isinstance(study, ConfigStudy):
-        return f'm.at({size.width}, {size.depth}).optimizer("{optimizer}", {rate(p.learning_rate)})'
+        others = [f", {column(key)}={rate(value)}" for key, value in values.items() if key != LEARNING_RATE]
+        return (
+            f'm.at({size.width}, {size.depth}).optimizer("{optimizer}", {rate(values[LEARNING_RATE])}{"".join(others)})'
+        )
     tuned, target = (
         flat(study.settings),
         flat(study.point_at(size, optimizer, study.sweep.parameterizations[0]).settings),
     )
     changes = {key: value for key, value in target.items() if value != tuned[key]}
     flags = {f"config.{key}": value for key, value in changes.items()}
-    flags |= {f"config.{LEARNING_RATE}": f"{p.learning_rate:.4g}", "expect": f"{p.loss_low:.4g},{p.loss_high:.4g}"}
+    flags |= {f"config.{key}": f"{value:.4g}" for key, value in values.items()}
+    flags["expect"] = f"{p.loss_low:.4g},{p.loss_high:.4g}"
     replaced = {"workdir", *flags, *(name for name, flag in FLAGS.items() if "tune" in flag.verbs)}
     return changed(command, "tune", "train", replaced.__contains__, [f"--{flag}={v}" for flag, v in flags.items()])
 

@@ -106,9 +106,15 @@ class ConfigPoint(Point):
 class ConfigStudy(Study):
     """The sweep of a config. classes: of its data, where rows are judged without it; the data are not loaded then."""
 
-    def __init__(self, settings: Settings, classes: int | None = None, target: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        classes: int | None = None,
+        target: Mapping[str, int] | None = None,
+        searched: str = LEARNING_RATE,
+    ) -> None:
         self.settings, self.classes, self.trainable = settings, classes, classes is None
-        self.target = target
+        self.target, self.searched = target, searched
         self.sweep, self.parallel, self.checkpoint = settings.sweep, settings.parallel, settings.checkpoint
         self.width, self.depth, self.seed = settings.model.width, settings.model.depth, settings.seed
 
@@ -190,6 +196,10 @@ class ConfigStudy(Study):
         sizes = {"model.width": size.width, "model.depth": size.depth, "data.batch_size": size.batch_size}
         return self.point(names | sizes | {"epochs": self._epochs(size)} | self.unused(optimizer, parameterization))
 
+    def with_value(self, point: Point, key: str, value: Any) -> ConfigPoint:
+        assert isinstance(point, ConfigPoint)
+        return ConfigPoint(put(point.settings, {key: value}))
+
     def _epochs(self, size: Size) -> float:
         """The number with fewest digits that has the steps of a size; at the base's batch size and steps its own."""
         if size[2:] == self.base[2:]:
@@ -205,11 +215,11 @@ class ConfigStudy(Study):
         sweep = dataclasses.replace(
             self.sweep, widths=widths, depths=depths, epochs=lengths if self.sweep.epochs else ()
         )
-        return ConfigStudy(dataclasses.replace(self.settings, sweep=sweep), self.classes, self.target)
+        return ConfigStudy(dataclasses.replace(self.settings, sweep=sweep), self.classes, self.target, self.searched)
 
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ConfigStudy:
         settings = dataclasses.replace(self.settings, sweep=of_sizes(self.sweep, sizes))
-        return ConfigStudy(settings, self.classes, self.target)
+        return ConfigStudy(settings, self.classes, self.target, self.searched)
 
     def command(self, swept: Collection[str]) -> list[str]:
         """The flags that make the shipped default config of a family that of a trial, apart from what is swept."""

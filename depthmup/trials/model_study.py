@@ -283,6 +283,7 @@ class ModelStudy(Study):
     runs: Sequence[Size] = ()
     lattice: Sequence[Size] = ()
     target: Mapping[str, int] | None = None
+    searched: str = LEARNING_RATE
 
     trainable = False  # no rule of calibration is known of a model of one's own
 
@@ -346,6 +347,9 @@ class ModelStudy(Study):
         """It has a batch size and steps of its own only in a study where one of them is swept."""
         keys = SIZES if self.of_run[0] else (WIDTH, DEPTH)
         return self._point(dict(zip(keys, size, strict=False)), optimizer, parameterization)
+
+    def with_value(self, point: Point, key: str, value: Any) -> ModelPoint:
+        return self.point({**point.leaves, key: value})
 
     def point_of(self, row: Row, optimizer: str, parameterization: str) -> ModelPoint | None:
         """Rows of studies where neither batch size nor steps were swept have the base's."""

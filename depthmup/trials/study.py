@@ -16,10 +16,11 @@ import jax
 
 from depthmup.data.feed import Feed
 from depthmup.files import digest
-from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, Quantity, SweepSettings
+from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, Quantity, SweepSettings, column
 from depthmup.train.loop import Measurement
 from depthmup.train.trainable import Hyper, Trainable
 
+COMPLEMENTS = ("optimizer.momentum", "optimizer.b1", "optimizer.b2")  # x is judged as 1 - x: one over a number of steps
 SCHEMA = 4  # version of the results: raise it when the same settings give other results than before
 Row = dict[str, Any]
 
@@ -166,7 +167,8 @@ class Study(abc.ABC):
 
     sweep: names and numbers of the grid, seeds, the measure to judge by. parallel, checkpoint: how trials are run.
     width, depth: the shape at which the other axis is swept. seed: the first seed. axes: further axes. target: {size:
-    its value} of the large run that is asked about; None: that with the largest of all sizes.
+    its value} of the large run that is asked about; None: that with the largest of all sizes. searched: the key of the
+    hyperparameter whose value the large run wants; if it is another than the learning rate, it is the only axis.
     """
 
     sweep: SweepSettings
@@ -177,6 +179,7 @@ class Study(abc.ABC):
     seed: int
     axes: Sequence[Axis]
     target: Mapping[str, int] | None = None
+    searched: str = LEARNING_RATE
     trainable: bool = True  # False where rows alone are judged, and nothing is known of the model
 
     @property
@@ -211,6 +214,10 @@ class Study(abc.ABC):
 
     def point_at(self, size: Size, optimizer: str, parameterization: str) -> Point:
         """The point of another size, with the first value of every further axis."""
+        raise NotImplementedError(f"{self} cannot be tuned")
+
+    def with_value(self, point: Point, key: str, value: Any) -> Point:
+        """A point of this study, with another value of one key."""
         raise NotImplementedError(f"{self} cannot be tuned")
 
     def point_of(self, row: Row, optimizer: str, parameterization: str) -> Point | None:
@@ -274,6 +281,16 @@ def of_sizes(sweep: SweepSettings, sizes: Mapping[str, Sequence[Any]]) -> SweepS
         batch_sizes=tuple(sizes.get("batch_size", ())),
         epochs=tuple(sizes.get("epochs", ())),
     )
+
+
+def judged_name(key: str) -> str:
+    """What a hyperparameter is judged by, as a column: "learning_rate", "weight_decay", "1 - b2"."""
+    return f"1 - {column(key)}" if key in COMPLEMENTS else column(key)
+
+
+def judged_value(key: str, value: Any) -> Any:
+    """The value that a hyperparameter is judged by; of that value, the hyperparameter's."""
+    return 1 - value if key in COMPLEMENTS else value
 
 
 def _hashable(value: Any) -> Any:

@@ -17,9 +17,8 @@ from depthmup.measure import MaximalUpdate
 from depthmup.measure.slope import stages
 from depthmup.settings import LEARNING_RATE, column
 from depthmup.trials.plan import followed, score, sizes
-from depthmup.trials.study import Study
+from depthmup.trials.study import Study, judged_name, judged_value
 
-COMPLEMENTS = ("optimizer.momentum", "optimizer.b1", "optimizer.b2")  # x is judged as 1 - x: one over a number of steps
 GRID_LOOKS = 2  # looks for finer and wider grids, besides those for more seeds
 Names = tuple[str, str, str]  # optimizer, parameterization, variant
 
@@ -182,10 +181,9 @@ def _about(hyperparameter: str, trials: pandas.DataFrame, axis: str, study: Stud
     name = column(hyperparameter)
     rate, _ = best(trials[trials[axis] == trials[axis].min()], study.sweep.judge_by, name)
     trials = trials[(trials["learning_rate"] == rate) & trials[name].notna()]  # some parameterizations do not have it
-    if hyperparameter in COMPLEMENTS:
-        trials = trials.assign(**{f"1 - {name}": 1 - trials[name]})
-        name = f"1 - {name}"
-    return name, trials[trials[name] > 0]
+    judged = judged_name(hyperparameter)
+    trials = trials.assign(**{judged: judged_value(hyperparameter, trials[name])})
+    return judged, trials[trials[judged] > 0]
 
 
 def added(study: Study, hyperparameter: str) -> list[str]:
