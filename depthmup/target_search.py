@@ -613,14 +613,17 @@ class Tuning:
             "\n".join(lines),
             self.law.law if self.law else None,
             self.prediction,
+            {column(key): value for key, value in self._values(self.prediction).items()} if self.prediction else {},
         )
 
     def _next(self, p: Prediction) -> str:
         """What trains the target."""
-        values = {self.study.searched: judged_value(self.study.searched, p.learning_rate)}
-        if self._rates:
-            values[LEARNING_RATE] = self._rates(Size(**self.target))
-        return train_target(self.study, p, values, self._command)
+        return train_target(self.study, p, self._values(p), self._command)
+
+    def _values(self, p: Prediction) -> dict[str, float]:
+        """{key: value} of what was tuned for the target, by this search and by the one before."""
+        searched = {self.study.searched: judged_value(self.study.searched, p.learning_rate)}
+        return {LEARNING_RATE: self._rates(Size(**self.target)), **searched} if self._rates else searched
 
     def course(self) -> Course | None:
         """The answers before each choice, and the last one. None without an answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas
@@ -28,6 +28,7 @@ class SweepResult:
     rows: a row for each trial. curves: of each parameterization and optimizer over each axis of sizes, with verdicts.
     workdir: None if nothing was stored. note: a line after the words, such as one about the gradient noise scale.
     law, prediction: of `m.tune` with a target: the law of the trainings, and what it says of the target; else None.
+    hyperparameters: of a tune to a target, {name: value} of what was tuned, for `m.at(...).optimizer`; else empty.
     """
 
     rows: pandas.DataFrame
@@ -37,6 +38,7 @@ class SweepResult:
     note: str = ""
     law: ScalingLaw | None = None
     prediction: Prediction | None = None
+    hyperparameters: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def learning_rate(self) -> float | None:
