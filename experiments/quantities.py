@@ -326,6 +326,14 @@ def tuned_off(of: str) -> Interval:
     return Interval(*(math.log2(case[end] / case["answer"]) for end in ("best", "best_low", "best_high")))
 
 
+def tuned_product(of: str) -> Interval:
+    """Learning rate x weight decay x steps at the target's best weight decay."""
+    case, steps = tuned()[of], tune.CASES[of].target["steps"]
+    ends = (0.0 if case["best_low"] is None else case["best_low"], case["best_high"] or math.inf)
+    best = math.nan if case["best"] is None else case["best"]
+    return Interval(*(case["learning_rate"] * steps * decay for decay in (best, *ends)))
+
+
 def tuned_confirmed(of: str) -> tuple[str, str]:
     """(in words, on the prediction that all of these cases are confirmed)"""
     answers = {case: tune.confirmed(tuned()[case]) for case in of.split(" | ")}
@@ -383,6 +391,7 @@ QUANTITIES: dict[str, tuple[Callable[[str], Interval | tuple[str, str]], str, st
     "against half": (against_half, "+.2f", "%"),
     "tuned cost": (tuned_cost, ".1f", "%"),
     "tuned off": (tuned_off, "+.1f", ""),
+    "tuned product": (tuned_product, ".2f", ""),
     "tuned confirmed": (tuned_confirmed, "", ""),
     "planted confirmed": (planted_confirmed, ".0f", ""),
     "planted cost": (planted_cost, ".2f", "%"),

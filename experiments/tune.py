@@ -130,6 +130,7 @@ def run(name: str) -> dict[str, Any]:
     cost = math.expm1(float(np.interp(math.log2(p.learning_rate), smooth.fine, smooth.values) - smooth.values.min()))
     return {
         "answer": p.learning_rate,
+        "learning_rate": answer.hyperparameters["learning_rate"],
         "low": p.low,
         "high": p.high,
         "cost": p.cost,
