@@ -582,7 +582,7 @@ class Setup:
 
             result = m.tune(loss, batches, steps=500, target=dict(width=2048, depth=48, steps=200_000), budget="30min")
             print(result)  # the rate of the large run, its interval, what it may cost
-            tx = m.optimizer("adamw", result.prediction.learning_rate)
+            tx = m.at(2048, 48).optimizer("adamw", **result.hyperparameters)
 
         Without a target it searches at the base, and says what it costs to be sure that the rate transfers.
 

@@ -24,7 +24,7 @@ from depthmup.trials.table_study import TableStudy
 from depthmup.trials.verdicts import Names, TransferCurve, variants
 
 OF_RUN = ("batch_size", "steps")
-# {hyperparameter: its exponents, (mean, sd)}. Of decay, where the rate stays, those of Bergsma et al. (arXiv
+# Of Adam: {hyperparameter: its exponents, (mean, sd)}. Of decay, where the rate stays, those of Bergsma et al. (arXiv
 # 2505.13738): rate x decay x steps ~ (tokens / parameters)^.527, with parameters ~ width^2 depth. Wide: one kind of
 # model showed it.
 PRIORS = {
@@ -85,11 +85,12 @@ def sweep_law(
         sizes = zip(columns["batch_size"], columns["steps"], columns[name], strict=True)
         columns[name] = [value * _factor(run, names[0], batch, steps, searched) for batch, steps, value in sizes]
     of_rates = searched == "learning_rate"
+    exponents = {} if of_rates or family_of(names[0]) != "adam" else PRIORS.get(searched, {})
     law = scaling_law(
         columns,
         hyperparameter=name,
         measure=measure,
-        prior="rules" if of_rates else Prior(PRIORS.get(searched, {})),
+        prior="rules" if of_rates else Prior(exponents),
     )
     return SweepLaw(law, columns, measure, names, run, searched)
 
