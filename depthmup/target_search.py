@@ -51,9 +51,9 @@ LATE = 1.1  # of the budget: what takes longer is dropped
 SLOWER = 0.5, 4.0  # ends of the factor by which seconds are corrected
 SLOWER_WITH_WORKERS = 1e-3, 4.0  # many train at once
 GUESS = 2  # octaves to either side of a first guess
-BESIDE = 1  # octaves to either side of the best rate, at the second size of an axis
-OUTWARD = 10  # octaves from the first guess that the search for a rate that trains may go
-NEAR = 2.5  # octaves from the rate that the law predicts for a size
+BESIDE = 1  # octaves to either side of the best value, at the second size of an axis
+OUTWARD = 10  # octaves from the first guess that the search for a value that trains may go
+NEAR = 2.5  # octaves from the value that the law predicts for a size
 HELPS = 0.02  # share of the cost by which what is left must be expected to bring it down
 PER_PROGRAM = POINTS  # trainings that share what the compilation of their program costs
 clock = time.monotonic
@@ -103,23 +103,23 @@ def search(
 class Known(NamedTuple):
     """The rows of a workdir that are trainings of this model, each once, with all sizes.
 
-    table: a row for each. scores: {size: {log2 of the value, rounded: the mean score}}, values rising. rates, seeds:
+    table: a row for each. scores: {size: {log2 of the value, rounded: the mean score}}, rising. values, seeds:
     {(size, the same): the value to the last bit; the seeds that are there}. A value is a learning rate, or what another
     hyperparameter is judged by.
     """
 
     table: pandas.DataFrame
     scores: dict[Size, dict[float, float]]
-    rates: dict[tuple[Size, float], float]
+    values: dict[tuple[Size, float], float]
     seeds: dict[tuple[Size, float], set[int]]
 
-    def has(self, size: Size, rate: float, seed: int) -> bool:
-        return seed in self.seeds.get((size, _log(rate)), ())
+    def has(self, size: Size, value: float, seed: int) -> bool:
+        return seed in self.seeds.get((size, _log(value)), ())
 
 
-def _log(rate: float) -> float:
-    """log2 of a rate, by which rates are told apart."""
-    return round(math.log2(rate), DIGITS)
+def _log(value: float) -> float:
+    """log2 of a value, by which values are told apart."""
+    return round(math.log2(value), DIGITS)
 
 
 class Stage(NamedTuple):
@@ -212,7 +212,7 @@ class Tuning:
 
     def _search(self) -> dict[str, Any]:
         """What the choices depend on besides rows and seconds."""
-        first = self._trial(self.base, self._rate(self.guess), self.study.seed)
+        first = self._trial(self.base, self._value(self.guess), self.study.seed)
         return self._of_rates() | {
             "target": self.target,
             "first": first.key,
@@ -279,17 +279,17 @@ class Tuning:
                     rows.setdefault(place, {**row, **size._asdict(), "learning_rate": rate, "seed": seed})
         table = pandas.DataFrame(list(rows.values()))
         losses = dict[Size, dict[float, list[float]]]()
-        rates, seeds = dict[tuple[Size, float], float](), dict[tuple[Size, float], set[int]]()
-        for (size, rate, seed), row in rows.items():
-            log = _log(rate)
+        values, seeds = dict[tuple[Size, float], float](), dict[tuple[Size, float], set[int]]()
+        for (size, value, seed), row in rows.items():
+            log = _log(value)
             losses.setdefault(size, {}).setdefault(log, []).append(score(row, self.study.sweep.judge_by))
-            rates.setdefault((size, log), rate)
+            values.setdefault((size, log), value)
             seeds.setdefault((size, log), set()).add(seed)
         scores = {
-            size: {log: float(np.mean(values)) for log, values in sorted(of_size.items())}
+            size: {log: float(np.mean(of_value)) for log, of_value in sorted(of_size.items())}
             for size, of_size in losses.items()
         }
-        return Known(table, scores, rates, seeds)
+        return Known(table, scores, values, seeds)
 
     def _place(self, row: Row) -> tuple[Size, float, int] | None:
         """The size, value and seed of a row; None if it is that of another optimizer, parameterization or setting."""
@@ -322,29 +322,29 @@ class Tuning:
 
     def _bracket(self, known: Known) -> Stage:
         """The first trainings: the smallest size, then the second one of each axis. None where those are there."""
-        numbers = self._base_rates(known)
+        numbers = self._base_values(known)
         if numbers:
             return Stage(self._first_of(self.base, numbers), f"it is the search for the best {self._words} there")
         best, step = self._best(known, self.base), self.study.sweep.per_octave
         for size in sorted(self._seconds_of_axes(), key=lambda size: self._expected([(size, 1.0, 0)])):
             around = [best, *(best + sign * BESIDE * step for sign in (-1, 1))]
             scores = known.scores.get(size, {})
-            missing = [n for n in around if _log(self._rate(n)) not in scores]
+            missing = [n for n in around if _log(self._value(n)) not in scores]
             if len(scores) < LEAST and missing:
                 return Stage(self._first_of(size, missing), f"it shows how the best {self._words} moves")
         return Stage([])
 
     def _first_of(self, size: Size, numbers: Sequence[int]) -> list[tuple[Size, float, int]]:
         """Trainings of the first seed."""
-        return [(size, self._rate(n), self.study.seed) for n in numbers]
+        return [(size, self._value(n), self.study.seed) for n in numbers]
 
-    def _base_rates(self, known: Known) -> list[int]:
-        """Numbers of the rates that the smallest size lacks: around the first guess, then outward."""
+    def _base_values(self, known: Known) -> list[int]:
+        """Numbers of the values that the smallest size lacks: around the first guess, then outward."""
         scores, step = known.scores.get(self.base, {}), self.study.sweep.per_octave
         first = [self.guess + octave * step for octave in sorted(range(-GUESS, GUESS + 1), key=abs)]
         first = [n for n in first if self._is_possible(n)]
         if len(scores) < len(first):
-            missing = [n for n in first if _log(self._rate(n)) not in scores]
+            missing = [n for n in first if _log(self._value(n)) not in scores]
             if missing:
                 return missing
         logs, values = list(scores), list(scores.values())
@@ -438,37 +438,37 @@ class Tuning:
         sizes = _thinned([size for size in self._sizes() if self._expected([(size, 1.0, 0)]) <= most], SIZES)
         if not sizes:
             return []
-        rates = law.law.rates({axis: [getattr(size, axis) for size in sizes] for axis in law.law.axes}).value
+        optima = law.law.rates({axis: [getattr(size, axis) for size in sizes] for axis in law.law.axes}).value
         step, result = self.study.sweep.per_octave, list[dict[str, Any]]()
-        for size, best in zip(sizes, rates.tolist(), strict=True):
+        for size, best in zip(sizes, optima.tolist(), strict=True):
             factor = law.factor(size.batch_size, size.steps)
             cost = self._training(size) + self.slower * self.seconds.compiling(size) / PER_PROGRAM
             middle = math.log2(best / factor)
             for n in range(math.ceil((middle - NEAR) * step), math.floor((middle + NEAR) * step) + 1):
                 if not self._is_possible(n):
                     continue
-                place = size, _log(self._rate(n))
-                rate = known.rates.get(place, self._rate(n))
+                place = size, _log(self._value(n))
+                value = known.values.get(place, self._value(n))
                 seed = max(known.seeds.get(place, ()), default=self.study.seed - 1) + 1
-                trial = size, rate, seed
+                trial = size, value, seed
                 sizes_of = size._asdict()
-                values = {law.law.hyperparameter: rate * factor, "cost": cost, "seed": seed, "trial": trial}
-                result.append({**sizes_of, **values})
+                of_trial = {law.law.hyperparameter: value * factor, "cost": cost, "seed": seed, "trial": trial}
+                result.append({**sizes_of, **of_trial})
         return result
 
     def _is_possible(self, number: int) -> bool:
         """Whether there is a value of this number: an average has 1 - b2 below 1."""
         return number < 0 or self.study.searched not in COMPLEMENTS
 
-    def _rate(self, number: int) -> float:
+    def _value(self, number: int) -> float:
         return float(np.exp2(number / self.study.sweep.per_octave))
 
-    def _trial(self, size: Size, rate: float, seed: int) -> Trial:
+    def _trial(self, size: Size, value: float, seed: int) -> Trial:
         point = self.study.point_at(size, self.optimizer, self.parameterization)
         if self._rates is None:
-            return Trial(point, rate, seed)
+            return Trial(point, value, seed)
         key = self.study.searched
-        return Trial(self.study.with_value(point, key, judged_value(key, rate)), self._rates(size), seed)
+        return Trial(self.study.with_value(point, key, judged_value(key, value)), self._rates(size), seed)
 
     # Training
 
@@ -484,8 +484,8 @@ class Tuning:
         start, known = clock(), self._known()
         missing = [trial for trial in choice.trials if not known.has(*trial) and trial[0] not in (dropped or ())]
         by_size = dict[Size, list[Trial]]()
-        for size, rate, seed in missing:
-            by_size.setdefault(size, []).append(self._trial(size, rate, seed))
+        for size, value, seed in missing:
+            by_size.setdefault(size, []).append(self._trial(size, value, seed))
         sizes, without, late = sorted(by_size, key=lambda size: (size.compute, size)), list[Size](), list[Size]()
         for number, part in enumerate([sizes] if self._executor else [[size] for size in sizes]):
             part = [size for size in part if size not in self.left_out]
@@ -560,7 +560,7 @@ class Tuning:
             self.left_out += [size for size in larger if size not in self.left_out]
 
     def _of_seeds(self, size: Size, count: int) -> list[Trial]:
-        return [self._trial(size, self._rate(self.guess), seed) for seed in range(count)]
+        return [self._trial(size, self._value(self.guess), seed) for seed in range(count)]
 
     def _measure(self, trials_of: Mapping[Size, Sequence[Trial]]) -> None:
         """Time what is not timed yet. Raises OutOfMemory when all is timed that fits."""
