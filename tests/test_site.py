@@ -257,7 +257,7 @@ def test_every_public_function_has_an_example():
 def test_all_python_of_the_pages_is_known():
     """A new page with Python is run by `test_pages`, by test_readme.py, or is named as one that cannot run."""
     blocks = {page: (DOCS / page).read_text().count("```python") for page in PAGES}
-    elsewhere = {*ILLUSTRATES, "your-model.md", "limit.md", "models.md"}
+    elsewhere = {*ILLUSTRATES, "your-model.md", "limit.md"}
     assert {page: count for page, count in blocks.items() if count and page not in elsewhere} == {
         page: count for page, (count, _) in PYTHON.items()
     }
