@@ -22,7 +22,8 @@ EPS = ("adam", "adamw", "muon")
 def factors_of(p, specs, name):
     """Those of each leaf's family; muon trains all but the hidden weights by Adam."""
     mixed = {"in": "adam", "blocks": {"w": "muon", "b": "adam"}, "out": "adam", "out_bias": "adam"}
-    families = {"sgd": "sgd", "momentum": "sgd", "adafactor": "adafactor", "muon": mixed}
+    families = {"sgd": "sgd", "momentum": "sgd", "adafactor": "adafactor", "muon": mixed, "muonh": mixed}
+    families["adamh"] = {**mixed, "blocks": {"w": "adafactor", "b": "adam"}}
     return dm.factors(p, specs, families.get(name, "adam"))
 
 
@@ -358,3 +359,33 @@ class TestClipping:
         tx = optax.chain(deep.clip_by_global_norm(1e-2), tx)
         expected, _ = tx.update(grads, tx.init(state.params), state.params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), updates, expected)
+
+
+@pytest.mark.parametrize(("name", "direction"), [("adamh", optax.scale_by_adam()), ("muonh", None)])
+def test_hyperball(name, direction):
+    """Levanter's adamH and muonH (marin-community/marin 0084342, lib/levanter/src/levanter/optim): of each matrix
+    w' = w - lr |w| u / |u|, and w'' = w' |w| / |w'|. The parameterization multiplies lr."""
+    p, specs, params = setup(width=16, depth=8)
+    direction = direction or optax.contrib.scale_by_muon(
+        weight_dimension_numbers=lambda tree: jax.tree.map(lambda w: optax.contrib.MuonDimensionNumbers(1, 2), tree)
+    )
+    tx, w, lr = dm.optimizer(p, specs, name, 0.5, weight_decay=0.1), params["blocks"]["w"], 0.5 * 4.0**-0.5
+    lr *= {"adamh": 4.0**-0.5, "muonh": 1.0}[name]
+    state, by_hand = tx.init(params), direction.init(w)
+    eps = factors_of(p, specs, name).eps["blocks"]["w"]
+    for grads in (jax.tree.map(jnp.sin, jax.tree.map(lambda leaf, k=k: k * leaf, params)) for k in (1, 3, 7)):
+        u, by_hand = direction.update(grads["blocks"]["w"] / eps, by_hand)
+        for block in range(8):
+            norm = np.linalg.norm(w[block])
+            moved = w[block] - lr * norm * u[block] / np.linalg.norm(u[block])
+            w = w.at[block].set(moved * norm / np.linalg.norm(moved))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(params["blocks"]["w"], w, rtol=2e-4, atol=1e-6)
+
+
+def test_hyperball_needs_the_parameters():
+    p, specs, params = setup()
+    tx = dm.optimizer(p, specs, "adamh", 0.1)
+    with pytest.raises(ValueError, match="a step on the sphere needs the parameters"):
+        tx.update(params, tx.init(params))
