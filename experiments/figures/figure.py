@@ -257,9 +257,9 @@ def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Fi
 
 
 def save(folder: Path, pictures: Mapping[str, Figure]) -> None:
-    """Write each picture to NAME.png in the folder."""
+    """Write each picture to NAME.png in the folder, with the pixels of dense screens."""
     for name, picture in pictures.items():
-        write_atomically(folder / f"{name}.png", drawing.png(picture))
+        write_atomically(folder / f"{name}.png", drawing.png(picture, dpi=240))
 
 
 def panels(

@@ -50,3 +50,12 @@ def test_an_optimizer_of_keras_without_a_rule(monkeypatch):
     optimizers = pytest.importorskip("keras").optimizers
     with pytest.raises(ValueError, match=r"no rule for keras\.optimizers\.Adafactor; known: SGD, Adam"):
         dk.scaled(None, None, optimizers.Adafactor)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_tunix(monkeypatch):
+    pytest.importorskip("tunix")
+    n = run(monkeypatch, "tunix_sft.py", "--steps=12")
+    assert "attention factor" not in str(n["m"].explain())  # heads of a fixed size
+    assert len(n["losses"]) == 12
+    assert n["losses"][-1] < 0.7 * n["losses"][0]
