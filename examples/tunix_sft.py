@@ -32,7 +32,12 @@ def build(width, depth, rngs):
         rope_theta=10_000,
         norm_eps=1e-5,
     )
-    return llama.Llama3(config, rngs=rngs)
+    model = llama.Llama3(config, rngs=rngs)
+    for layer in model.layers:  # tunix leaves these at 0, for pretrained weights
+        for linear in (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+            shape = linear.kernel.shape
+            linear.kernel[...] = jax.random.normal(rngs.params(), shape) / shape[0] ** 0.5
+    return model
 
 
 def model_input(batch):
