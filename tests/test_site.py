@@ -320,3 +320,15 @@ def test_a_page_that_needs_the_network_is_found(tmp_path):
     assert offline.loaded(tmp_path) == [
         "page.html loads https://b.org/b.js", "page.html loads //c.org/c.css", "style.css loads https://d.org/d.css"
     ]  # fmt: skip
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    site = tmp_path.resolve()
+    (site / "a").mkdir()
+    (site / "a" / "b.html").write_text('<h2 id="one">1</h2><a href="../c.html#two">2</a><a href=https://a.org>x</a>')
+    (site / "c.html").write_text(
+        '<a href="a/b.html#one">1</a><a class="logo" href=.>l</a><a href="#top">t</a><a href="n.html">n</a>'
+    )
+    assert hook("offline").dead(site) == [
+        "a/b.html leads to ../c.html#two", "c.html leads to .", "c.html leads to #top", "c.html leads to n.html"
+    ]  # fmt: skip
