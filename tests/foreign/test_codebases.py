@@ -59,3 +59,10 @@ def test_tunix(monkeypatch):
     assert "attention factor 1 inside" in str(n["m"].explain())  # heads of a fixed size
     assert len(n["losses"]) == 12
     assert n["losses"][-1] < 0.7 * n["losses"][0]
+
+
+def test_haliax(monkeypatch):
+    pytest.importorskip("haliax", reason="of pip install --pre", exc_type=ImportError)
+    n = run(monkeypatch, "haliax_mlp.py", "--width=64", "--depth=4", "--steps=20")
+    assert "branch factor 0.5 inside blocks/*/down/" in str(n["m"].explain())
+    assert n["losses"][-1] < 0.7 * n["losses"][0]
