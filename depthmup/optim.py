@@ -89,7 +89,7 @@ def _on_hidden(
 ) -> optax.GradientTransformation:
     """function(update, weight, norm) of each hidden weight; norm: the Frobenius norms of the matrices of a stack."""
 
-    def of_leaf(spec: ParamSpec, u: Any, w: Any) -> Any:
+    def of_leaf(u: Any, w: Any, spec: ParamSpec) -> Any:
         if spec.role != "hidden" or is_hidden(u):
             return u
         axes = sum(spec.matrix_axes, ())
@@ -98,9 +98,7 @@ def _on_hidden(
     def update(updates: PyTree, params: PyTree | None) -> PyTree:
         if params is None:
             raise ValueError("a step on the sphere needs the parameters: call tx.update(grads, state, params)")
-        treedef = jax.tree.structure(updates, is_leaf=is_hidden)
-        leaves = zip(leaves_of(specs), treedef.flatten_up_to(updates), treedef.flatten_up_to(params), strict=True)
-        return treedef.unflatten([of_leaf(*leaf) for leaf in leaves])
+        return jax.tree.map(of_leaf, updates, params, specs, is_leaf=is_hidden)
 
     return optax.stateless(update)
 

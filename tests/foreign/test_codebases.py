@@ -61,6 +61,7 @@ def test_tunix(monkeypatch):
     assert n["losses"][-1] < 0.7 * n["losses"][0]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_haliax(monkeypatch):
     pytest.importorskip("haliax", reason="of pip install --pre", exc_type=ImportError)
     n = run(monkeypatch, "haliax_mlp.py", "--width=64", "--depth=4", "--steps=20")
