@@ -3,6 +3,7 @@
 import inspect
 import itertools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -389,3 +390,35 @@ def test_hyperball_needs_the_parameters():
     tx = dm.optimizer(p, specs, "adamh", 0.1)
     with pytest.raises(ValueError, match="a step on the sphere needs the parameters"):
         tx.update(params, tx.init(params))
+
+
+class Branches(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.gelu(nn.Dense(self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm_{i}")(h)))
+            h = h + nn.Dense(self.width, name=f"down_{i}")(y)
+        return nn.Dense(10, use_bias=False, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "examples", "wrong"), [("adamh", 16, []), ("muonh", 1024, []), ("muonh", 8, ["width"])]
+)
+def test_hyperball_moves_features_alike(name, examples, wrong):
+    """What hidden weights of branches of two layers change, over width and over depth. Adam trains all others. Muon's
+    update of 8 examples has 8 directions, and the length that MuonH gives it grows as the root of width / 8."""
+    m = dm.setup("completep", Branches, jnp.ones((2, 64)), width=64, depth=4, base=(32, 2), fan_in_init=True)
+    x = jax.random.normal(jax.random.key(1), (examples, 64))
+    loss = lambda logits, labels: optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()  # noqa: E731
+    sizes = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "max_seeds": 16}
+    labels = jax.random.randint(jax.random.key(2), (examples,), 0, 10)
+    report = m.check(loss, (x, labels), optimizer=name, learning_rate=2.0**-9, **sizes)
+    print(report)
+    hidden = [slope for slope in report.slopes if slope.group == "branch/hidden" and slope.judged]
+    assert {slope.axis for slope in hidden} == {"width", "depth"}
+    assert sorted({slope.axis for slope in hidden if slope.answer == "not ok"}) == wrong, report.table()
