@@ -67,13 +67,21 @@ test-slow: $(VENV)/ready
 test-part: $(VENV)/ready
 	$(PYTEST) -m "not pods" --part $(PART)
 
-# The models of other packages, which `make test` passes over where these are not installed.
-test-foreign: .venv-foreign/ready
+# The models of other packages, which `make test` passes over where these are not installed; programs with other codebases.
+test-foreign: .venv-foreign/ready .venv-codebases/ready
+	.venv-codebases/bin/python -m pytest tests/foreign/test_codebases.py
 	.venv-foreign/bin/python -m pytest -n 2 tests/foreign tests/test_own_model.py
 
 .venv-foreign/ready: pyproject.toml requirements.txt
 	$(PYTHON) -m venv .venv-foreign
-	.venv-foreign/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.txt -e ".[foreign,run,dev]" equinox
+	grep -v huggingface-hub requirements.txt > .venv-foreign/constraints.txt  # transformers of Flax want an older one
+	.venv-foreign/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-foreign/constraints.txt \
+	  -e ".[foreign,run,dev]" equinox
+	@touch $@
+
+.venv-codebases/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-codebases
+	.venv-codebases/bin/python -m pip install --quiet --disable-pip-version-check -e ".[codebases]" pytest
 	@touch $@
 
 lint: $(VENV)/ready

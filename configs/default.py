@@ -246,8 +246,8 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         verify=False,  # read all files of a folder of images anew, unchanged ones too
     )
     config.epochs = 2.0  # the length of a training
-    # linear | cosine | cosine_to_tenth | constant; of the learning rate; linear and cosine end at 0, cosine_to_tenth at
-    # a tenth
+    # linear | cosine | cosine_to_tenth | wsd | constant; of the learning rate; linear and cosine end at 0,
+    # cosine_to_tenth at a tenth, wsd falls in the last fifth
     config.schedule = "linear"
     config.warmup_epochs = 0.0  # the learning rate rises linearly first
     # cross_entropy | mse | centered_mse; centered_mse: of the change of the output since the start

@@ -11,12 +11,13 @@ import optax
 
 from depthmup.names import NOT_NEGATIVE, POSITIVE, Range, check_32_bits, short, unknown
 from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Parameterization, check_parameterization
-from depthmup.specs import PyTree, check_shapes, is_hidden, is_spec, leaves_of, rescaling, shift
+from depthmup.specs import ParamSpec, PyTree, check_shapes, is_hidden, is_spec, leaves_of, rescaling, shift
 from depthmup.specs import factors as leaf_factors
 
 Decay = Literal["uncoupled", "coupled"]
 ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
 DEFAULTS = {"momentum": 0.9, **ADAM, "weight_decay": 0.0}  # of the numbers of a config's optimizer
+TINY = 1e-30  # the least norm that is divided by
 SHARE = Range(low=0, high=1)  # of an average that is kept at each step
 RANGES = {
     "learning_rate": POSITIVE,
@@ -36,12 +37,14 @@ class Optimizer(NamedTuple):
     direction: (specs, **options) -> the transformation that makes the update, before factors and learning rate; None:
       the update is the gradient.
     rest: the family of all leaves but the hidden weights, if these alone have `family`.
+    sphere: the matrices of hidden weights keep their Frobenius norm (hyperball optimization, Wen et al. 2025).
     """
 
     family: FamilyName
     options: Mapping[str, Any]
     direction: Callable[..., optax.GradientTransformation] | None
     rest: FamilyName | None = None
+    sphere: bool = False
 
 
 def _adam(specs: PyTree, **options: Any) -> optax.GradientTransformation:
@@ -78,6 +81,38 @@ def _muon(specs: PyTree, momentum: Any, nesterov: bool, b1: Any, b2: Any, eps: A
     return optax.partition({"muon": optax.chain(muon, scale_by_tree(sizes)), "adam": adam}, labels)
 
 
+Norm = Callable[[jax.Array], jax.Array]
+
+
+def _on_hidden(
+    specs: PyTree, function: Callable[[jax.Array, jax.Array, Norm], jax.Array]
+) -> optax.GradientTransformation:
+    """function(update, weight, norm) of each hidden weight; norm: the Frobenius norms of the matrices of a stack."""
+
+    def of_leaf(u: Any, w: Any, spec: ParamSpec) -> Any:
+        if spec.role != "hidden" or is_hidden(u):
+            return u
+        axes = sum(spec.matrix_axes, ())
+        return function(u, w, lambda x: jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True)))
+
+    def update(updates: PyTree, params: PyTree | None) -> PyTree:
+        if params is None:
+            raise ValueError("a step on the sphere needs the parameters: call tx.update(grads, state, params)")
+        return jax.tree.map(of_leaf, updates, params, specs, is_leaf=is_hidden)
+
+    return optax.stateless(update)
+
+
+def _relative(u: jax.Array, w: jax.Array, norm: Norm) -> jax.Array:
+    """The update with the norm of the weight."""
+    return u * norm(w) / jnp.maximum(norm(u), TINY)
+
+
+def _back_to_the_sphere(u: jax.Array, w: jax.Array, norm: Norm) -> jax.Array:
+    """The step to w + u, moved along the ray to the norm of w."""
+    return (w + u) * (norm(w) / jnp.maximum(norm(w + u), TINY)) - w
+
+
 OPTIMIZERS: dict[str, Optimizer] = {  # that a config may name
     "sgd": Optimizer("sgd", {}, None),
     "momentum": Optimizer(
@@ -92,6 +127,8 @@ OTHERS: dict[str, Optimizer] = {
     "lion": Optimizer("adam", {"b1": 0.9, "b2": 0.99}, lambda specs, b1, b2: optax.scale_by_lion(b1, b2)),
     "adafactor": Optimizer("adafactor", {}, _adafactor),
     "muon": Optimizer("muon", {"momentum": 0.95, "nesterov": True, **ADAM}, _muon, rest="adam"),
+    "muonh": Optimizer("muon", {"momentum": 0.95, "nesterov": True, **ADAM}, _muon, rest="adam", sphere=True),
+    "adamh": Optimizer("adafactor", ADAM, _adam, rest="adam", sphere=True),
 }
 OPTIONS = {name: row.options for name, row in (OPTIMIZERS | OTHERS).items()}
 
@@ -162,7 +199,7 @@ def optimizer(
     decay: Decay = "uncoupled",
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
-    """SGD, Adam, Lion, Adafactor or Muon with the LR, eps and weight decay that `p` gives to every leaf.
+    """SGD, Adam, Lion, Adafactor, Muon, MuonH or AdamH with the LR, eps and weight decay that `p` gives to every leaf.
 
     One step changes the leaf w by
       w <- w - learning_rate (f.lr u + f.lr f.decay weight_decay w),
@@ -171,10 +208,13 @@ def optimizer(
     Args:
       name: "sgd", "momentum", "adam" or "adamw", the last two the same here, since decay is 0 unless given; "lion";
         "adafactor" (optax's: updates clipped, and times the weight's root mean square); "muon" (optax.contrib's) for
-        the hidden weights, with Adam for all others, at the same base learning rate (`dm.wrap` takes one with two).
+        the hidden weights, with Adam for all others, at the same base learning rate (`dm.wrap` takes one with two);
+        "muonh", "adamh": the update u of Muon or Adam as w - lr |w| u / |u| for hidden weights, and back to the
+        Frobenius norm |w| of each matrix, so that decay acts on the others alone, which Adam trains (docs/rules.md).
       learning_rate: a number, a traced scalar or an Optax schedule; the per-leaf factors multiply it at each step.
-      momentum, nesterov: options of "momentum", by default 0.9 and False, and of "muon", by default 0.95 and True.
-      b1, b2, eps: options of Adam (and of "muon"), by default 0.9, 0.999 and 1e-8; b1, b2 of "lion", 0.9 and 0.99.
+      momentum, nesterov: options of "momentum", by default 0.9 and False, and of "muon", "muonh": 0.95 and True.
+      b1, b2, eps: options of Adam (and of "muon", "muonh", "adamh"), by default 0.9, 0.999 and 1e-8; b1, b2 of "lion",
+        0.9 and 0.99.
       weight_decay: base weight decay, a number or an Optax schedule, applied apart from the gradient (as in AdamW) for
         every optimizer; 0: none.
       decay: "uncoupled": learning rate x decay is the same at every width, depth and gamma0. "coupled": f.decay is
@@ -223,11 +263,16 @@ def from_factors(
         parts += [scale_by_tree(jax.tree.map(lambda e: 1 / e, factors.eps))]
     if row.direction:
         parts += [row.direction(specs, **{**row.options, **options})]
+    if row.sphere:
+        parts += [_on_hidden(specs, _relative)]
     parts += [scale_by_tree(factors.lr)]
     if not isinstance(weight_decay, float | int) or weight_decay != 0:
         per_leaf = factors.lr if decay == "coupled" else jax.tree.map(lambda a, b: a * b, factors.lr, factors.decay)
+        if row.sphere:  # there decay would change the length of a step, and nothing else
+            per_leaf = jax.tree.map(lambda s, f: 0.0 if s.role == "hidden" else f, specs, per_leaf, is_leaf=is_spec)
         parts += [add_decayed_weights(weight_decay, per_leaf, mask)]
-    return optax.chain(*parts, optax.scale_by_learning_rate(learning_rate))
+    parts += [optax.scale_by_learning_rate(learning_rate)]
+    return optax.chain(*parts, *([_on_hidden(specs, _back_to_the_sphere)] if row.sphere else []))
 
 
 def clip_by_global_norm(p: Parameterization, specs: PyTree, norm: float | jax.Array) -> optax.GradientTransformation:

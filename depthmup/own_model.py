@@ -534,8 +534,8 @@ class Setup:
             judge_by ("last_loss": of the last tenth of the steps; "mean_loss", "validation_loss");
             margin: what a value may cost that transfers, in octaves (1.0) or percent of the loss ("0.5%");
             chance: the loss of a model that has learned nothing; None: that of the first batch;
-            schedule ("constant", "linear", "cosine", "cosine_to_tenth"), warmup (steps), clip (largest norm of the
-            gradient, as of `clip_by_global_norm`);
+            schedule ("constant", "linear", "cosine", "cosine_to_tenth", "wsd": constant, then down to 0 in the last
+            fifth), warmup (steps), clip (largest norm of the gradient, as of `clip_by_global_norm`);
             batch_size: several are an axis, as several steps are, the base first; fixed ("examples", or "steps");
             sizes: [(width, depth, batch_size, steps), ...], which differ from the base in everything at once, and are
             compared with it along the axis "compute";

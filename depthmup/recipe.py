@@ -24,6 +24,7 @@ SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "linear": optax.linear_schedule(1.0, 0.0, 1),
     "cosine": optax.cosine_decay_schedule(1.0, 1),
     "cosine_to_tenth": optax.cosine_decay_schedule(1.0, 1, alpha=0.1),
+    "wsd": optax.linear_schedule(1.0, 0.0, 0.2, transition_begin=0.8),  # warm-up, stable, decay
     "constant": optax.constant_schedule(1.0),
 }
 
@@ -67,7 +68,7 @@ class Recipe:
     epochs: float = key(2.0, "the length of a training", positive=True, traced=True, at_start=False)
     schedule: str = key(
         "linear",
-        "of the learning rate; linear and cosine end at 0, cosine_to_tenth at a tenth",
+        "of the learning rate; linear and cosine end at 0, cosine_to_tenth at a tenth, wsd falls in the last fifth",
         choices=SCHEDULES,
         at_start=False,
     )

@@ -56,6 +56,8 @@ GRIDS: dict[str, tuple[float, float]] = {
     "lion": (-15.0, -6.0),
     "adafactor": (-10.0, -1.0),
     "muon": (-10.0, -1.0),
+    "muonh": (-10.0, -1.0),
+    "adamh": (-10.0, -1.0),
 }
 AROUND = 2.5  # octaves to either side of a first guess; the search goes on from there
 LOOKED_AT = 4  # batches with odd numbers whose loss is computed

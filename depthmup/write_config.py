@@ -69,7 +69,7 @@ RETURN = """
 PAGE = """# Settings
 
 Every key of a config. The default shows the type: `2` takes a whole number, `2.0` any number, brackets a list. Where
-it is unset or empty, "values" starts with the type. Numbers must be finite and fit into 32 bits.
+it is unset or empty, "values" has the type. A number out of bounds is an error that names them.
 
 What a change of a key brings:
 
@@ -181,19 +181,9 @@ def _changes(declarations: Mapping[str, Key]) -> str:
 
 
 def _values(k: Key) -> str:
-    """The values that a key takes, after its type where the default does not show it."""
-    if k.choices:
-        return ", ".join(k.choices)
-    kinds = [kind.__name__ for kind in typing.get_args(k.kind)[:1] if k.default is None or k.default == ()]
-    return ", ".join(filter(None, (*kinds, _range(k))))
-
-
-def _range(k: Key) -> str:
-    """The bounds, as an interval if there are two; every number is finite."""
-    if k.high is None:
-        return k.bounds.removeprefix("in ").removesuffix(" and finite")
-    high = int(k.high)
-    return f"[{k.low:g}, {high if high < 2**10 else f'2^{high.bit_length() - 1}'})"
+    """The choices of a key, or its type where the default does not show it. Bounds are in the message of an error."""
+    untold = k.default is None or k.default == ()
+    return ", ".join(k.choices or [kind.__name__ for kind in typing.get_args(k.kind)[:1] if untold])
 
 
 if __name__ == "__main__":

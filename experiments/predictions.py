@@ -79,13 +79,12 @@ def outcome(p: Prediction) -> tuple[str, str]:
 
 
 def written(p: Prediction) -> str:
-    """When the prediction was committed, and whether the rows were known."""
-    when = f"{p.date}, {p.commit}"
+    """The commit of the prediction, and whether the rows were known."""
     if not p.rows:
-        return when
+        return p.commit
     if not p.after_looking:
-        return f"{when}, before {p.rows}" + (f"; {p.note}" if p.note else "")
-    return f"{when}, **after looking** at {p.rows}" + (f": {p.note}" if p.note else "")
+        return p.commit + (f"; {p.note}" if p.note else "")
+    return f"{p.commit}, **after looking** at {p.rows}" + (f": {p.note}" if p.note else "")
 
 
 def counts(answers: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ ALLOWED = {
     "wrap_optimizer": {"parameterization", "specs", "optim"},
     "convert": {"optim", "parameterization", "specs"},
     "testing": {"own_model"},
+    "keras": {"own_model", "specs"},
     "frameworks": {"init_std", "parameterization", "specs"},
     "init_std": {"graph", "specs"},
     "source": {

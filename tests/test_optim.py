@@ -3,6 +3,7 @@
 import inspect
 import itertools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,8 @@ EPS = ("adam", "adamw", "muon")
 def factors_of(p, specs, name):
     """Those of each leaf's family; muon trains all but the hidden weights by Adam."""
     mixed = {"in": "adam", "blocks": {"w": "muon", "b": "adam"}, "out": "adam", "out_bias": "adam"}
-    families = {"sgd": "sgd", "momentum": "sgd", "adafactor": "adafactor", "muon": mixed}
+    families = {"sgd": "sgd", "momentum": "sgd", "adafactor": "adafactor", "muon": mixed, "muonh": mixed}
+    families["adamh"] = {**mixed, "blocks": {"w": "adafactor", "b": "adam"}}
     return dm.factors(p, specs, families.get(name, "adam"))
 
 
@@ -358,3 +360,65 @@ class TestClipping:
         tx = optax.chain(deep.clip_by_global_norm(1e-2), tx)
         expected, _ = tx.update(grads, tx.init(state.params), state.params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), updates, expected)
+
+
+@pytest.mark.parametrize(("name", "direction"), [("adamh", optax.scale_by_adam()), ("muonh", None)])
+def test_hyperball(name, direction):
+    """Levanter's adamH and muonH (marin-community/marin 0084342, lib/levanter/src/levanter/optim): of each matrix
+    w' = w - lr |w| u / |u|, and w'' = w' |w| / |w'|. The parameterization multiplies lr."""
+    p, specs, params = setup(width=16, depth=8)
+    direction = direction or optax.contrib.scale_by_muon(
+        weight_dimension_numbers=lambda tree: jax.tree.map(lambda w: optax.contrib.MuonDimensionNumbers(1, 2), tree)
+    )
+    tx, w, lr = dm.optimizer(p, specs, name, 0.5, weight_decay=0.1), params["blocks"]["w"], 0.5 * 4.0**-0.5
+    lr *= {"adamh": 4.0**-0.5, "muonh": 1.0}[name]
+    state, by_hand = tx.init(params), direction.init(w)
+    eps = factors_of(p, specs, name).eps["blocks"]["w"]
+    for grads in (jax.tree.map(jnp.sin, jax.tree.map(lambda leaf, k=k: k * leaf, params)) for k in (1, 3, 7)):
+        u, by_hand = direction.update(grads["blocks"]["w"] / eps, by_hand)
+        for block in range(8):
+            norm = np.linalg.norm(w[block])
+            moved = w[block] - lr * norm * u[block] / np.linalg.norm(u[block])
+            w = w.at[block].set(moved * norm / np.linalg.norm(moved))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(params["blocks"]["w"], w, rtol=2e-4, atol=1e-6)
+
+
+def test_hyperball_needs_the_parameters():
+    p, specs, params = setup()
+    tx = dm.optimizer(p, specs, "adamh", 0.1)
+    with pytest.raises(ValueError, match="a step on the sphere needs the parameters"):
+        tx.update(params, tx.init(params))
+
+
+class Branches(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.gelu(nn.Dense(self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm_{i}")(h)))
+            h = h + nn.Dense(self.width, name=f"down_{i}")(y)
+        return nn.Dense(10, use_bias=False, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "examples", "wrong"), [("adamh", 16, []), ("muonh", 1024, []), ("muonh", 8, ["width"])]
+)
+def test_hyperball_moves_features_alike(name, examples, wrong):
+    """What hidden weights of branches of two layers change, over width and over depth. Adam trains all others. Muon's
+    update of 8 examples has 8 directions, and the length that MuonH gives it grows as the root of width / 8."""
+    m = dm.setup("completep", Branches, jnp.ones((2, 64)), width=64, depth=4, base=(32, 2), fan_in_init=True)
+    x = jax.random.normal(jax.random.key(1), (examples, 64))
+    loss = lambda logits, labels: optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()  # noqa: E731
+    sizes = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "max_seeds": 16}
+    labels = jax.random.randint(jax.random.key(2), (examples,), 0, 10)
+    report = m.check(loss, (x, labels), optimizer=name, learning_rate=2.0**-9, **sizes)
+    print(report)
+    hidden = [slope for slope in report.slopes if slope.group == "branch/hidden" and slope.judged]
+    assert {slope.axis for slope in hidden} == {"width", "depth"}
+    assert sorted({slope.axis for slope in hidden if slope.answer == "not ok"}) == wrong, report.table()

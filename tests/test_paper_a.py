@@ -123,15 +123,12 @@ def test_what_would_decide_an_undecided_curve():
     assert figure.lacking(c.result) == {2: 7 * 20 + 3 + 2 * 2, 1: 5 * 20}
     header, _, row = figure.curve_table({"mup": c}).splitlines()
     assert header.endswith("| verdict | would decide |")
-    assert row.endswith(
-        "| undecided | a finer grid between learning rate 0.1 and 0.2 at depth 2 and a learning rate lower than 0.125 "
-        "at depth 2 and about 22 seeds at depth 2: 247 trainings |"
-    )
+    assert row.endswith("| undecided | 247 trainings |")
     for seconds, cost in (36.0, "3.9 h"), (3.0, "20 min"), (360.0, "39 h"):
         timed = dataclasses.replace(c, trials=pandas.DataFrame({"depth": (1, 2), "seconds": (seconds, 2 * seconds)}))
-        assert figure.deciding(timed).endswith(f": 247 trainings, {cost}")
+        assert figure.deciding(timed) == f"247 trainings, {cost}"
     many = dataclasses.replace(c, result=c.result._replace(needs=[Need(2, "seeds", 0.5, 2.0, 999)]))
-    assert figure.deciding(many) == f"hundreds of seeds at depth 2: >{12 * 997:,} trainings"
+    assert figure.deciding(many) == f">{12 * 997:,} trainings"
     header, _, row = figure.curve_table({"mup": curve("mup", "depth", verdict("transfers"))}).splitlines()
     assert header.endswith("| verdict |")
     assert row.endswith("| transfers |")

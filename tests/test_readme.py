@@ -40,14 +40,6 @@ def test_limit():
     names = run("docs/limit.md", 1)
     assert names["rich"].predictions.shape == (10, 6)
     assert abs(names["lazy"].train[-1] - names["y"]).max() < 0.5
-    apart = names["dm"].distance(names["network"].H, names["dm"].theory.lazy_kernels(names["K"], depth=3).H)
-    assert (apart < 0.3).all()
-
-
-def test_models():
-    names = run("docs/models.md", 1)
-    assert names["logits"].shape == (2, 10)
-    assert (names["wide18"].width, names["wide18"].stages) == (128, (1, 1, 1, 1))
 
 
 def test_the_readme_is_short():

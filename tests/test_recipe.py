@@ -29,7 +29,8 @@ def test_schedules(name):
     np.testing.assert_allclose(values[:10], np.arange(1, 11) / 10, rtol=1e-6)
     progress = np.arange(31) / 30
     cosine = (1 + np.cos(np.pi * progress)) / 2
-    after = {"constant": np.ones(31), "linear": 1 - progress, "cosine": cosine, "cosine_to_tenth": 0.1 + 0.9 * cosine}
+    after = {"constant": np.ones(31), "linear": 1 - progress, "cosine": cosine, "cosine_to_tenth": 0.1 + 0.9 * cosine,
+             "wsd": np.minimum(1, 5 * (1 - progress))}  # fmt: skip
     np.testing.assert_allclose(values[10:], after[name], atol=1e-6)
 
 

@@ -257,7 +257,7 @@ def test_every_public_function_has_an_example():
 def test_all_python_of_the_pages_is_known():
     """A new page with Python is run by `test_pages`, by test_readme.py, or is named as one that cannot run."""
     blocks = {page: (DOCS / page).read_text().count("```python") for page in PAGES}
-    elsewhere = {*ILLUSTRATES, "your-model.md", "limit.md", "models.md"}
+    elsewhere = {*ILLUSTRATES, "your-model.md", "limit.md"}
     assert {page: count for page, count in blocks.items() if count and page not in elsewhere} == {
         page: count for page, (count, _) in PYTHON.items()
     }
@@ -319,4 +319,16 @@ def test_a_page_that_needs_the_network_is_found(tmp_path):
     (tmp_path / "style.css").write_text("a{background:url(data:image/png;base64,xx)} @import 'https://d.org/d.css';")
     assert offline.loaded(tmp_path) == [
         "page.html loads https://b.org/b.js", "page.html loads //c.org/c.css", "style.css loads https://d.org/d.css"
+    ]  # fmt: skip
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    site = tmp_path.resolve()
+    (site / "a").mkdir()
+    (site / "a" / "b.html").write_text('<h2 id="one">1</h2><a href="../c.html#two">2</a><a href=https://a.org>x</a>')
+    (site / "c.html").write_text(
+        '<a href="a/b.html#one">1</a><a class="logo" href=.>l</a><a href="#top">t</a><a href="n.html">n</a>'
+    )
+    assert hook("offline").dead(site) == [
+        "a/b.html leads to ../c.html#two", "c.html leads to .", "c.html leads to #top", "c.html leads to n.html"
     ]  # fmt: skip

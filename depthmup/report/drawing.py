@@ -11,8 +11,8 @@ WIDTH = 6.4  # inches of a figure: its letters of 10 points are 8 pixels high wh
 STYLE: Any = {"font.size": 10.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False}
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, dpi: int = 120) -> bytes:
     """The figure as PNG bytes, the same for the same figure."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()

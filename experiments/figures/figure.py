@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -187,14 +186,13 @@ def curve_table(
 
 
 def deciding(c: TransferCurve) -> str:
-    """What would decide an undecided curve, in how many trainings, and hours where its rows have the seconds of one."""
+    """How many trainings would decide an undecided curve, and hours where its rows have the seconds of one."""
     result = c.result
     if not result.needs:
         return result.reason
-    needs = re.sub(r" \([^)]*\)", "", result.would_decide)  # without the values: `lacking` counts them
     over = ">" if any(need.seeds >= MOST_SEEDS for need in result.needs) else ""
     missing = lacking(result)
-    cost = f"{needs}: {over}{sum(missing.values()):,} trainings"
+    cost = f"{over}{sum(missing.values()):,} trainings"
     if "seconds" not in c.trials:
         return cost
     hours = sum(number * c.at(size)["seconds"].mean() for size, number in missing.items()) / 3600
@@ -259,9 +257,9 @@ def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Fi
 
 
 def save(folder: Path, pictures: Mapping[str, Figure]) -> None:
-    """Write each picture to NAME.png in the folder."""
+    """Write each picture to NAME.png in the folder, with the pixels of dense screens."""
     for name, picture in pictures.items():
-        write_atomically(folder / f"{name}.png", drawing.png(picture))
+        write_atomically(folder / f"{name}.png", drawing.png(picture, dpi=240))
 
 
 def panels(

@@ -1,0 +1,69 @@
+"""The programs of docs/guide/codebases.md, at small sizes: `make test-foreign` has the packages."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from depthmup import keras as dk
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(monkeypatch, name, *arguments):
+    """The names of the program that this command runs."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    return runpy.run_path(str(EXAMPLES / name))
+
+
+def test_keras(monkeypatch):
+    """`fit` has the losses of a loop with `m.optimizer`."""
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    pytest.importorskip("keras")
+    n = run(monkeypatch, "keras_fit.py", "--width=64", "--depth=4", "--epochs=4", "--batch_size=1024")
+    m, x, labels = n["m"], n["x"], n["labels"]
+    net = m.init(jax.random.key(0))
+    tx = m.optimizer("adamw", 2.0**-9, weight_decay=0.01, eps=1e-7)  # Keras' own eps
+
+    @jax.jit
+    def step(net, state):
+        def loss(net):
+            return optax.softmax_cross_entropy_with_integer_labels(net(x), labels).mean()
+
+        value, grads = jax.value_and_grad(loss)(net)
+        updates, state = tx.update(grads, state, net)
+        return optax.apply_updates(net, updates), state, value
+
+    state, losses = tx.init(net), []
+    for _ in n["history"]:
+        net, state, value = step(net, state)
+        losses.append(value)
+    np.testing.assert_allclose(n["history"], losses, rtol=1e-4)
+
+
+def test_an_optimizer_of_keras_without_a_rule(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    optimizers = pytest.importorskip("keras").optimizers
+    with pytest.raises(ValueError, match=r"no rule for keras\.optimizers\.Adafactor; known: SGD, Adam"):
+        dk.scaled(None, None, optimizers.Adafactor)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_tunix(monkeypatch):
+    pytest.importorskip("tunix")
+    n = run(monkeypatch, "tunix_sft.py", "--steps=12")
+    assert "attention factor 1 inside" in str(n["m"].explain())  # heads of a fixed size
+    assert len(n["losses"]) == 12
+    assert n["losses"][-1] < 0.7 * n["losses"][0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_haliax(monkeypatch):
+    pytest.importorskip("haliax", reason="of pip install --pre", exc_type=ImportError)
+    n = run(monkeypatch, "haliax_mlp.py", "--width=64", "--depth=4", "--steps=20")
+    assert "branch factor 0.5 inside blocks/*/down/" in str(n["m"].explain())
+    assert n["losses"][-1] < 0.7 * n["losses"][0]
