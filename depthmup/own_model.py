@@ -27,6 +27,7 @@ from depthmup.explain import Explanation, explain, pattern
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model, as_returned
 from depthmup.gain import GainAudit
+from depthmup.infer.overrides import Overrides
 from depthmup.measure import (
     CoordinateReport,
     MaximalUpdate,
@@ -90,7 +91,7 @@ def setup(
     options: Mapping[str, Any] | None = None,
     call: Callable[..., Any] | None = None,
     output: Callable[[Any], jax.Array] = as_returned,
-    overrides: Mapping[str, str] | None = None,
+    overrides: Overrides | None = None,
     residual: bool = True,
     layout: Layout | None = None,
     fan_in_init: bool | None = None,

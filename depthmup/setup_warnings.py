@@ -39,11 +39,12 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     p, small = source.p, source.traced_shape(width, depth)
     base = p.base_or(width, depth)
     takes_factors = source.model(width, depth).factors is not None
-    texts = [_branches(p, source.specs(width, depth)) if source.deepens(*small) else "", *_constants(source, *small)]
+    shallow = width, small[1]  # of this width the program is there already
+    texts = [_branches(p, source.specs(width, depth)) if source.deepens(*small) else "", *_constants(source, *shallow)]
     if p.alpha is not None and (source.depth_in_init or not takes_factors):
         texts.append(_depth(source, *small))
     if p.kinds and not takes_factors:
-        texts += [_unused(source, *small), _bilinear(source, *small), _readouts(source, *small)]
+        texts += [_unused(source, *small), _bilinear(source, *shallow), _readouts(source, *shallow)]
         texts += _unseen(source, *small)
     if not takes_factors:
         texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
@@ -103,21 +104,22 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
     def numbers(width: int, depth: int) -> list[Constant]:
         return [constant for constant in source.numbers(width, depth) if not constant.normalized]
 
-    def text(change: Change, axis: Literal["width", "depth"], size: int) -> str:
+    def text(change: Change, axis: Literal["width", "depth"], size: int, larger: int) -> str:
         before, after, names = f"{change.before:.4g}", f"{change.after:.4g}", ", ".join(sorted(change.behind))
         return (
             f"the forward pass multiplies what is behind {names} by {before} at {axis} {size} and by {after} at {axis} "
-            f"{2 * size}; the factors of {p.name} come on top. Write one number for every {axis}, such as {before}"
+            f"{larger}; the factors of {p.name} come on top. Write one number for every {axis}, such as {before}"
         )
 
-    small = numbers(width, depth)
+    narrow, wide = source.widths(width, depth)
+    small = numbers(narrow, depth)
     heads = [site.head_dim for site in source.sites(width, depth) if site.head_dim]
-    for change in changes(small, numbers(2 * width, depth)) if p.table.width else ():
-        of_heads = any(size and (size in heads or 2 * size <= width) for size in map(change.size, ROOTS))
-        if change.size(-1) not in heads and not of_heads:
-            texts.append(text(change, "width", width))
-    deep = numbers(width, 2 * depth) if p.alpha is not None and source.deepens(width, depth) else small
-    return texts + [text(change, "depth", depth) for change in changes(small, deep)]
+    for change in changes(small, numbers(wide, depth)) if p.table.width else ():
+        sizes = [change.size(power, wide / narrow) for power in (-1, *ROOTS)]
+        if not any(size in heads for size in sizes) and not any(size and 2 * size <= narrow for size in sizes[1:]):
+            texts.append(text(change, "width", narrow, wide))
+    deep = numbers(narrow, 2 * depth) if p.alpha is not None and source.deepens(narrow, depth) else small
+    return texts + [text(change, "depth", depth, 2 * depth) for change in changes(small, deep)]
 
 
 def _unused(source: Source, width: int, depth: int) -> str:
@@ -153,7 +155,7 @@ def _bilinear(source: Source, width: int, depth: int) -> str:
 def _readouts(source: Source, width: int, depth: int) -> str:
     """Parameters that overrides call readouts, but that do not store the output factor."""
     leaves = leaves_of(source.specs(width, depth))
-    rules = match(source.overrides, [spec.path for spec in leaves])
+    rules = match(source.rules(width, depth), [spec.path for spec in leaves])
     named = [spec for spec in leaves if spec.path in rules and rules[spec.path].role == "readout"]
     paths = {spec.path for spec in named if all(absorbed.kind != "output" for absorbed in spec.absorbs or ())}
     if not paths or "output" not in source.p.kinds:
@@ -169,7 +171,7 @@ def _joined(source: Source, width: int, depth: int) -> str:
     trees = [flatten_shapes(source.model(k * width, depth).shapes[0])[0] for k in (1, 2, 4)]
     parts: dict[str, str] = {}
     for path in trees[0].keys() & trees[1].keys() & trees[2].keys():
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in source.overrides):
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in source.rules(width, depth)):
             continue
         for axis, sizes in enumerate(zip(*(tree[path] for tree in trees), strict=False)):
             if part := fixed_part(*sizes):
@@ -235,7 +237,7 @@ def _unseen(source: Source, width: int, depth: int) -> list[str]:
     """A text for each operation that is not JAX's own, such as a kernel or a callback: of what it makes of parameters,
     and of what may be an attention."""
     texts, shapes = [], flatten_shapes(source.model(width, depth).shapes[0])[0]
-    settled = match(source.overrides, shapes).keys()
+    settled = match(source.rules(width, depth), shapes).keys()
     sites = [site for site in source.sites(width, depth) if site.kind == "unseen"]
     for operation in dict.fromkeys(site.where for site in sites):
         of_calls = [site.inside for site in sites if site.where == operation]

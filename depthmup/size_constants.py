@@ -62,10 +62,10 @@ class Change(NamedTuple):
     after: float
     behind: frozenset[str]
 
-    def size(self, power: float) -> int | None:
-        """The size whose power the number is, where it changes as that of a size that doubles."""
+    def size(self, power: float, growth: float) -> int | None:
+        """The size whose power the number is, where it changes as that of a size that grows by this factor."""
         ratio = self.after / self.before if self.before > 0 else 0.0
-        return round(self.before ** (1 / power)) if math.isclose(ratio, 2**power, rel_tol=1e-2) else None
+        return round(self.before ** (1 / power)) if math.isclose(ratio, growth**power, rel_tol=1e-2) else None
 
 
 def changes(

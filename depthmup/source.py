@@ -7,6 +7,7 @@ nothing grows with the size of the model but a trace of its init.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,9 +19,9 @@ from depthmup.audit import InitAudit, Initializers
 from depthmup.forward import place, repeated
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
-from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, contractions, sites, traced, uses_of
+from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, sites, traced, uses_of
 from depthmup.infer.call import inferred
-from depthmup.infer.overrides import placed_by
+from depthmup.infer.overrides import Overrides, by_path, placed_by
 from depthmup.infer.reading import Reading, growing_axes, reading_of, refuse_unplaced
 from depthmup.infer.roles import NEEDED
 from depthmup.parameterization import Parameterization, Role
@@ -55,7 +56,7 @@ class Source:
     options: Mapping[str, Any]
     call: Callable[..., Any] | None
     output: Callable[[Any], jax.Array]
-    overrides: Mapping[str, str]
+    overrides: Overrides
     residual: bool
     layout: Layout | None
     fan_in_init: bool | None
@@ -89,26 +90,15 @@ class Source:
         return self._once_of_models(("model", width, depth), make)
 
     def _program(self, width: int, depth: int) -> Program:
-        """The forward pass with numbers made up for what is no parameter, at a width at which it may be computed."""
-        return self._once_of_models(
-            ("program", width, depth), lambda: traced(*traceable(self.model(width, depth)), self.inputs)
-        )
+        """The forward pass at any width: no array is made."""
+        model = self.model(width, depth)
+        apply, (params, state) = functools.partial(_logits, model), model.shapes
+        return self._once_of_models(("program", width, depth), lambda: traced(apply, params, self.inputs, (state,)))
 
     def _contractions(self, width: int, depth: int) -> list[int]:
-        """`contractions` of the forward pass at any width: no array is made."""
-
-        def count() -> list[int]:
-            program = self._kept_of_models.get(("program", width, depth))
-            if program is not None:
-                return contracted(program.closed.jaxpr)
-            return contractions(*_abstract(self.model(width, depth)), *self.inputs)
-
-        return self._once_of_models(("contractions", width, depth), count)
-
-    def _contractions_of_small(self, width: int, depth: int) -> list[int]:
-        """`_contractions` at a width at which the forward pass may be computed: other questions need this program."""
-        self._program(width, depth)
-        return self._contractions(width, depth)
+        return self._once_of_models(
+            ("contractions", width, depth), lambda: contracted(self._program(width, depth).closed.jaxpr)
+        )
 
     def under(self, p: Parameterization) -> Source:
         """The same models under another parameterization."""
@@ -152,10 +142,8 @@ class Source:
         A number belongs to the products whose factors it multiplies, behind the layers that make them, and to those
         that it multiplies before the softmax.
         """
-        width, _ = self.traced_shape(width, depth)
         attentions = self._attentions(width, depth)
         fixed = self._fixed(attentions, width, depth)
-        growing = [site for site in attentions if site not in fixed]
 
         def numbers(width: int) -> dict[int, list[Constant]]:
             closed, params = self._program(width, depth).closed, self.model(width, depth).shapes[0]
@@ -163,27 +151,26 @@ class Source:
                 ("numbers of products", width, depth), lambda: constants_of_products(closed, params)
             )
 
-        result = dict[int, float]()
-        for site in growing:
+        result, widths = dict[int, float](), self.widths(width, depth)
+        for site in [site for site in attentions if site not in fixed]:
             # Without the sqrt(head_dim) of q / ||q|| * sqrt(head_dim), which is a part of the norm.
             small, large = (
                 [number for number in numbers(size)[site.product] if number.value < 1 or not number.normalized]
-                for size in (width, 2 * width)
+                for size in widths
             )
+            growth = self._contractions(widths[1], depth)[site.product] / site.head_dim
             powers = [0.0]
             for change in changes(small, large, lambda _: ""):
-                powers += [p for part, p in HEAD_POWERS.items() if change.size(-part) == site.head_dim]
+                powers += [p for part, p in HEAD_POWERS.items() if change.size(-part, growth) == site.head_dim]
                 # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
-                powers += [-p for part, p in HEAD_POWERS.items() if change.size(part) == site.head_dim]
+                powers += [-p for part, p in HEAD_POWERS.items() if change.size(part, growth) == site.head_dim]
             result[site.product] = max(powers) + min(powers) + 0.5 * site.one_unit_norm
         return result
 
-    def _fixed(self, attentions: Sequence[Site], width: int, depth: int) -> list[Site]:
-        """Those of these attentions and products whose heads have the same size at twice the width."""
-        if not attentions:
-            return []
-        products = self._contractions_of_small(2 * width, depth)
-        return [site for site in attentions if site.head_dim == products[site.product]]
+    def _fixed(self, products: Sequence[Site], width: int, depth: int) -> list[Site]:
+        """Those of these attentions and products that sum over as many terms at the larger of `widths`."""
+        terms = self._contractions(self.widths(width, depth)[1], depth) if products else []
+        return [site for site in products if site.head_dim == terms[site.product]]
 
     def numbers(self, width: int, depth: int) -> list[Constant]:
         """The numbers that multiply values of the forward pass, without those of factors."""
@@ -195,33 +182,44 @@ class Source:
         return min(depth, max(2, self.p.base_depth) if self.p.has_base else SHALLOW)
 
     def traced_shape(self, width: int, depth: int) -> tuple[int, int]:
-        """The shape at which the forward pass is traced and computed."""
+        """The shape at which the forward pass is computed."""
         return self.p.base_or(width, depth)[0], self.shallow(depth)
+
+    def widths(self, width: int, depth: int) -> tuple[int, int]:
+        """The widths of the forward passes that are compared: that of `traced_shape`, and this one or twice that."""
+        narrow, _ = self.traced_shape(width, depth)
+        return narrow, max(width, 2 * narrow)
 
     @property
     def depth_in_init(self) -> bool:
         """Whether the power of depth is in the init of branches (AM-muP), so that specs must tell who is in one."""
         return self.residual and self.p.arithmetic_mean
 
-    def sites(self, width: int, depth: int) -> list[Site]:
-        """Where the factors go, from the forward pass at the base width: it is computed, and `width` may be large."""
-        narrow, _ = self.traced_shape(width, depth)
-        return self._sites_at(narrow, depth)
+    def sites(self, width: int, depth: int, times: int = 1) -> list[Site]:
+        """Where the factors go, from the forward pass at so many times the base width: it is computed, and `width` may
+        be large. Products that sum over as many terms at every width are left out; others are attentions if their
+        factor has a place."""
+        widths = self.widths(width, depth)
+
+        def of_products() -> list[Site]:
+            products = [site for site in self._sites_at(widths[0], depth) if site.kind == "bilinear"]
+            fixed = {site.product for site in self._fixed(products, width, depth)}
+            return [
+                dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
+                for site in self._sites_at(times * widths[0], depth)
+                if site.kind != "bilinear" or site.product not in fixed
+            ]
+
+        return self._once_of_models(("sites", *widths, depth, times), of_products)
 
     def _sites_at(self, width: int, depth: int) -> list[Site]:
-        return self._once_of_models(("sites", width, depth), lambda: self._with_bilinear(width, depth))
+        """`graph.sites` at this width, at which the forward pass may be computed."""
 
-    def _with_bilinear(self, width: int, depth: int) -> list[Site]:
-        """The sites without products that sum over as many terms at every width, and with others as attentions if their
-        factor has a place."""
-        apply, params = traceable(self.model(width, depth))
-        values = sites(apply, params, *self.inputs, program=self._program(width, depth))
-        fixed = self._fixed([site for site in values if site.kind == "bilinear"], width, depth)
-        return [
-            dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
-            for site in values
-            if site not in fixed
-        ]
+        def computed() -> list[Site]:
+            model, program = self.model(width, depth), self._program(width, depth)
+            return sites(model.run, model.shapes[0], *self.inputs, program=program, state=(model.made_up_state,))
+
+        return self._once_of_models(("sites", width, depth), computed)
 
     def deepens(self, width: int, depth: int) -> bool:
         """Whether more depth adds parameters, which blocks that share their weights do not."""
@@ -291,7 +289,7 @@ class Source:
             depth=depth,
             residual=residual,
             layout=layout,
-            overrides=self.overrides,
+            overrides=self.rules(width, depth, 2 * depth),
             reading=reading,
         )
 
@@ -325,9 +323,9 @@ class Source:
             refuse if places_matter else lambda roles: None,
         )
 
-    def _settled(self, specs: PyTree) -> set[str]:
-        """The parameters whose place the user's overrides give."""
-        return placed_by(self.overrides, [spec.path for spec in leaves_of(specs)])
+    def rules(self, width: int, *depths: int) -> Mapping[str, str]:
+        """The overrides for models of these depths, with globs alone."""
+        return by_path(self.overrides, (self.model(width, depth).named for depth in depths))
 
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
@@ -347,9 +345,9 @@ class Source:
             values,
             self.p.kinds,
             head_dims,
-            self._settled(specs),
+            placed_by(self.rules(width, depth), [spec.path for spec in leaves_of(specs)]),
             growth=width / narrow,
-            wider=lambda: [site for site in self._sites_at(2 * narrow, depth) if site.parts is not None],
+            wider=lambda: [site for site in self.sites(width, depth, times=2) if site.parts is not None],
         )
 
     def _needed(self, width: int, depth: int) -> list[Site]:
@@ -359,9 +357,8 @@ class Source:
         lacking = [site for site in self._attentions(width, depth) if site.parts is None]
         if not lacking:
             return sites
-        narrow, _ = self.traced_shape(width, depth)
         based = [site for site in lacking if self.base_heads or self.p.base_head_dim == site.head_dim]
-        needless = self._fixed(based, narrow, depth)
+        needless = self._fixed(based, width, depth)
         return [site for site in sites if site not in needless]
 
     def _widened(self, width: int, depth: int) -> PyTree | None:
@@ -433,11 +430,6 @@ def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
     """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
     params, state = model.shapes[0], model.made_up_state
     return lambda params, *inputs: _logits(model, params, state, *inputs), params
-
-
-def _abstract(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
-    """((all arrays, *inputs) -> logits, shapes of all arrays), to be traced: no array is made."""
-    return lambda arrays, *inputs: _logits(model, *arrays, *inputs), model.shapes
 
 
 def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:

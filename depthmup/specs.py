@@ -187,6 +187,12 @@ def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree
     return multiplied(specs, params, factors(p, specs, p.init_family).multiplier)
 
 
+def named(params: PyTree) -> PyTree:
+    """Parameters with their paths in the place of arrays."""
+    paths, structure = flatten_shapes(params)
+    return jax.tree.unflatten(structure, list(paths))
+
+
 def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | None = None) -> ForwardFactors:
     """`p.forward_factors` at the specs' width and depth. head_dim: of an attention's heads, None without any."""
     check_parameterization(p)

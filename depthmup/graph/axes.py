@@ -9,6 +9,7 @@ one that both factors share counts copies:
     jnp.einsum("bte,ehd->bthd", h, w)          w (width, heads, head_dim): "ioo"
     jnp.einsum("ebi,eio->ebo", h, w)           w (experts, in, out): "-io"
     table[tokens]                              table (vocabulary, width): "io"
+    h @ (a @ b)                                as (h @ a) @ b: a (width, rank): "io", b (rank, width): "io"
 
 Names decide nothing, nor do sizes.
 """
@@ -41,11 +42,24 @@ SAME_SHAPE = frozenset((
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
     "square", "stop_gradient", "sub", "tan", "tanh", "xor",
 ))  # fmt: skip
+# Those of a sum, or of one factor: a product of parameters stays one.
+LINEAR = frozenset((
+    "add", "add_any", "convert_element_type", "copy", "copy_p", "div", "mul", "neg", "pvary", "reduce_precision", "sub",
+    "select_n", "stop_gradient",
+))  # fmt: skip
 # Operations that keep the axes of their first operand, though maybe not the sizes.
 SAME_AXES = frozenset((
     "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "dynamic_slice", "pad", "reduce_window_sum", "rev",
     "slice", "sort", "split",
 ))  # fmt: skip
+
+
+class Side(NamedTuple):
+    """A factor of a product of parameters: its axes that are summed over, its others, and its parameters."""
+
+    summed: frozenset[Axis]
+    free: frozenset[Axis]
+    paths: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +70,14 @@ class Value:
     axes: what each axis comes from; of an activation, the axes of parameters that have just been multiplied with it.
     paths: of what is no activation, the parameters that it is made of.
     outputs: of an activation, the parameters' axes whose outputs its axes are; () if that is not known.
+    products: of what is no activation, the products of parameters that it is made of, the last one first.
     """
 
     is_activation: bool
     axes: Axes
     paths: frozenset[str] = frozenset()
     outputs: Axes = ()
+    products: tuple[tuple[Side, Side], ...] = ()
 
     @property
     def is_weight(self) -> bool:
@@ -96,7 +112,9 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     shapes, reader = flatten_shapes(params)[0], _Reader(frozenset(growing))
     jaxpr, consts = program.closed.jaxpr, program.closed.consts
     arguments = [_parameter(path, shape) for path, shape in shapes.items()]
-    arguments += [_nothing(True, variable) for variable in jaxpr.invars[len(shapes) :]]
+    state = len(jaxpr.invars) - program.inputs
+    arguments += [_nothing(False, variable) for variable in jaxpr.invars[len(shapes) : state]]
+    arguments += [_nothing(True, variable) for variable in jaxpr.invars[state:]]
     reader.read(jaxpr, [_nothing(False, const) for const in consts], arguments)
     axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
     used = {path for path, _ in (*reader.uses, *reader.looked_up)}
@@ -258,23 +276,48 @@ class _Reader:
         self._note(self.looked_up, table, letters)
 
     def _note(self, uses: dict[Axis, set[Letter]], weight: Value, letters: Sequence[Letter]) -> None:
-        if self.records:
-            for axes, letter in zip(weight.axes, letters, strict=True):
-                for axis in axes:
-                    uses[axis].add(letter)
+        if not self.records:
+            return
+        of_axes: dict[Axis, Letter] = {
+            axis: letter for axes, letter in zip(weight.axes, letters, strict=True) for axis in axes
+        }
+        for side in (side for product in weight.products for side in product):  # in h @ (a @ b)
+            beside = {of_axes.get(axis) for axis in side.free}
+            if "i" in beside or "o" in beside:
+                of_axes |= dict.fromkeys(side.summed, "o" if "i" in beside else "i")
+        for axis, letter in of_axes.items():
+            uses[axis].add(letter)
+
+    def _layers_of(self, value: Value) -> None:
+        """Note of a product of parameters that acts entry by entry which factor is a layer: the one with outputs that
+        grow."""
+        for product in value.products:
+            layers = [side for side in product if not self.growing.isdisjoint(side.free)]
+            for side in product if self.records else ():
+                if len(layers) != 1:
+                    self.lost.update(side.paths)
+                elif side is not layers[0]:
+                    self.elementwise.update(side.paths)
+                else:
+                    for axis in side.summed | side.free:
+                        self.uses[axis].add("i" if axis in side.summed else "o")
 
     def _result(self, variable: Any, operands: Sequence[Value], axes: Axes) -> Value:
         """What an operation makes of operands. axes: of a result that has other ones, none are known."""
         is_activation = any(operand.is_activation for operand in operands)
         paths = frozenset[str]().union(*(operand.paths for operand in operands))
         axes = axes if len(axes) == _rank(variable) else _nothing(is_activation, variable).axes
-        return Value(is_activation, axes, frozenset() if is_activation else paths)
+        if is_activation:
+            return Value(True, axes)
+        return Value(False, axes, paths, products=_products(operands))
 
     def _elementwise(self, equation: Any, operands: list[Value]) -> Value:
         (variable,), rank = equation.outvars, _rank(equation.outvars[0])
         operands = [_spread(operand, of, variable) for operand, of in zip(operands, equation.invars, strict=True)]
         if any(operand.is_activation for operand in operands):
             factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
+            for operand in operands:
+                self._layers_of(operand)
             self.elementwise.update(*(operand.paths for operand in factors))
             outputs = next((operand.outputs for operand in operands if operand.outputs), ())
             for weight in (operand for operand in operands if operand.is_weight):
@@ -282,6 +325,10 @@ class _Reader:
             multiplied = equation.primitive.name in ("mul", "convert_element_type") and len(factors) == 1
             result = self._result(variable, operands, factors[0].axes if multiplied else ())
             return dataclasses.replace(result, outputs=outputs)
+        if any(operand.products for operand in operands) and equation.primitive.name not in LINEAR:
+            for operand in operands:
+                self._layers_of(operand)
+            return _nothing(True, variable)
         alike = [operand.axes for operand in operands if len(operand.axes) == rank]
         return self._result(variable, operands, tuple(frozenset().union(*axes) for axes in zip(*alike, strict=True)))
 
@@ -289,7 +336,7 @@ class _Reader:
         """Of two operands with these letters."""
         weights = [pair for pair in zip(operands, letters, strict=True) if pair[0].is_weight]
         if len(weights) == 2:  # of a layer and learned queries, the layer has the outputs that grow
-            weights = [pair for pair in weights if self._has_growing(*pair)]
+            weights = [pair for pair in weights if self._grows(*pair, "o")]
             if len(weights) == 1:
                 self.elementwise.update(*(operand.paths for operand in operands if operand is not weights[0][0]))
             else:
@@ -298,10 +345,16 @@ class _Reader:
             self.use(operand, of_operand)
         return _nothing(True, equation.outvars[0])
 
-    def _has_growing(self, weight: Value, letters: Sequence[Letter]) -> bool:
-        """Whether an axis of its outputs grows with width."""
-        outputs = (axes for axes, letter in zip(weight.axes, letters, strict=True) if letter == "o")
-        return any(not self.growing.isdisjoint(axes) for axes in outputs)
+    def _grows(self, weight: Value, letters: Sequence[Letter], side: Letter) -> bool:
+        """Whether an axis of its inputs or outputs grows with width."""
+        axes = (axes for axes, letter in zip(weight.axes, letters, strict=True) if letter == side)
+        return any(not self.growing.isdisjoint(of) for of in axes)
+
+    def is_layer(self, operands: list[Value], letters: Sequence[Sequence[Letter]]) -> bool:
+        """Whether one of two weights is a layer that is applied to the other, such as to learned queries, whose number
+        does not grow as their size does."""
+        pairs = [*zip(operands, letters, strict=True)]
+        return any(self._grows(*pair, "i") for pair in pairs) and sum(self._grows(*pair, "o") for pair in pairs) < 2
 
 
 def _either(values: Sequence[Value]) -> Value:
@@ -309,7 +362,11 @@ def _either(values: Sequence[Value]) -> Value:
     axes = tuple(frozenset[Axis]().union(*of) for of in zip(*(value.axes for value in values), strict=True))
     is_activation = any(value.is_activation for value in values)
     paths = frozenset[str]().union(*(value.paths for value in values))
-    return Value(is_activation, axes, frozenset() if is_activation else paths)
+    return Value(True, axes) if is_activation else Value(False, axes, paths, products=_products(values))
+
+
+def _products(values: Iterable[Value]) -> tuple[tuple[Side, Side], ...]:
+    return tuple(dict.fromkeys(product for value in values for product in value.products))
 
 
 def _dot_general(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
@@ -332,12 +389,32 @@ def _contract(reader: _Reader, equation: Any, operands: list[Value], numbers: An
     for activation, weight, shared in zip(operands, operands[::-1], copies, strict=True):
         if activation.outputs and weight.is_weight:
             reader.copied.update(*(activation.outputs[axis] for axis in shared))
+    if all(operand.is_weight for operand in operands) and not reader.is_layer(operands, letters):
+        return _product_of_weights(reader, equation, operands, letters, copies)
     nothing = frozenset[Axis]()
     outputs = [nothing] * len(copies[0])
     for operand, of_operand in zip(operands, letters, strict=True):
         free = [axes for axes, letter in zip(operand.axes, of_operand, strict=True) if letter == "o"]
         outputs += free if operand.is_weight else [nothing] * len(free)
     return dataclasses.replace(reader.product(equation, operands, letters), outputs=tuple(outputs))
+
+
+def _product_of_weights(
+    reader: _Reader, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]], copies: Any
+) -> Value:
+    """Two parameters, or what is made of them, that make one weight: the low rank of a LoRA."""
+
+    def of(operand: Value, letters: Sequence[Letter], letter: Letter) -> list[frozenset[Axis]]:
+        return [axes for axes, is_ in zip(operand.axes, letters, strict=True) if is_ == letter]
+
+    union = frozenset[Axis]().union
+    pairs = [*zip(operands, letters, strict=True)]
+    left, right = (Side(union(*of(*pair, "i")), union(*of(*pair, "o")), pair[0].paths) for pair in pairs)
+    shared = [operands[0].axes[a] | operands[1].axes[b] for a, b in zip(*copies, strict=True)]
+    result = reader._result(
+        equation.outvars[0], operands, (*shared, *(axes for pair in pairs for axes in of(*pair, "o")))
+    )
+    return dataclasses.replace(result, products=((left, right), *result.products))
 
 
 def _letters(operand: Value, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:

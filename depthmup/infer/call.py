@@ -10,16 +10,16 @@ from typing import Any, cast, get_args
 
 import jax
 
-from depthmup.graph import Site, paths_of, sites, traced, uses_of
+from depthmup.graph import Program, Site, paths_of, sites, traced, uses_of
 from depthmup.infer.blocks import Lists, stack_axis
-from depthmup.infer.overrides import Override, Unclear, match, question
+from depthmup.infer.overrides import Override, Overrides, Unclear, by_path, match, question
 from depthmup.infer.places import Pass, Places, places_of
 from depthmup.infer.reading import Reading, growing_axes, reading_of
 from depthmup.infer.roles import NEEDED, Leaf, Roled, fans, of_entries, of_shape, overridden, readouts, role_of_axes
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import Role
-from depthmup.specs import Layout, ParamSpec, PyTree, SpecError, flatten_shapes, parameters_only, starred
+from depthmup.specs import Layout, ParamSpec, PyTree, SpecError, flatten_shapes, named, parameters_only, starred
 
 
 def infer_specs(
@@ -30,7 +30,7 @@ def infer_specs(
     depth: int,
     residual: bool = True,
     layout: Layout | None = None,
-    overrides: Mapping[str, str] | None = None,
+    overrides: Overrides | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`: what each parameter is.
 
@@ -50,10 +50,11 @@ def infer_specs(
       layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch), of the
         parameters that no product of the forward pass applies. Without `apply` it must be said.
       overrides: {glob of parameter paths: what these parameters are}; an override wins over all that shapes and the
-        forward pass say. A role, a place, or both as "branch/ROLE". Places are "branch" (inside a residual branch),
-        "stream" (outside, on the residual stream in every block) and "trunk" (all else). Axes may follow, one letter
-        each: i (inputs), o (outputs), - (neither), as "hidden oi" for a kernel (out, in), "hidden -io" for (experts,
-        in, out), or "oi" alone.
+        forward pass say. The key may also be a function that selects parameters at each depth, such as
+        lambda m: m.blocks[0].up or lambda params: params["block_0"]["up"]. A role, a place, or both as "branch/ROLE".
+        Places are "branch" (inside a residual branch), "stream" (outside, on the residual stream in every block) and
+        "trunk" (all else). Axes may follow, one letter each: i (inputs), o (outputs), - (neither), as "hidden oi" for a
+        kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
 
     Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ForwardError for
     weights that repeat with depth and are in no residual addition; ValueError for bad arguments. Warns of an override
@@ -65,29 +66,27 @@ def infer_specs(
             "infer_specs needs the forward pass, apply=(width, depth, params, *inputs) -> logits and inputs; or, for "
             'shapes alone, layout="in_out" (Flax, Haiku) or "out_in" (Equinox, PyTorch)'
         )
-    reading = None
-    if apply is not None:
-        layout, reading = _read(init_fn, apply, inputs, width, depth, layout)
-    return inferred(init_fn, width, depth, residual, layout, overrides or {}, reading)
-
-
-def _read(
-    init_fn: InitFn, apply: Callable[..., Any], inputs: Sequence[Any], width: int, depth: int, layout: Layout | None
-) -> tuple[Layout | None, Reading]:
-    """(the layout of most matrices, what the forward pass says)"""
 
     def params_at(width: int, depth: int) -> PyTree:
         return jax.eval_shape(lambda: parameters_only(init_fn(width, depth)))
 
+    rules = by_path(overrides or {}, (named(params_at(width, d)) for d in (depth, 2 * depth)))
+    if apply is None:
+        return inferred(init_fn, width, depth, residual, layout, rules, None)
+
+    @functools.cache
+    def program_at(depth: int) -> Program:
+        return traced(functools.partial(apply, width, depth), params_at(width, depth), inputs)
+
     @functools.cache
     def sites_at(times: int) -> list[Site]:
-        return sites(functools.partial(apply, width, times * depth), params_at(width, times * depth), *inputs)
+        return sites(apply, params_at(width, times * depth), *inputs, program=program_at(times * depth))
 
     params = params_at(width, depth)
     shapes, wide = (flatten_shapes(of)[0] for of in (params, params_at(2 * width, depth)))
-    growing = growing_axes(shapes, wide)
-    uses = uses_of(traced(functools.partial(apply, width, depth), params, inputs), params, growing)
-    return layout or uses.layout, reading_of(uses, growing, shapes, sites_at)
+    uses = uses_of(program_at(depth), params, growing := growing_axes(shapes, wide))
+    reading = reading_of(uses, growing, shapes, sites_at)
+    return inferred(init_fn, width, depth, residual, layout or uses.layout, rules, reading)
 
 
 def inferred(
@@ -115,7 +114,7 @@ def _check_arguments(init_fn: Any, width: Any, depth: Any, layout: Any, override
     if not callable(init_fn):
         raise ValueError(f"init_fn must be a function (width, depth) -> parameters, got {short(init_fn)}")
     if overrides is not None and not isinstance(overrides, Mapping):
-        raise ValueError(f"overrides must be {{glob of paths: what they are}}, got {short(overrides)}")
+        raise ValueError(f"overrides must be {{glob of paths, or a function: what they are}}, got {short(overrides)}")
 
 
 class _Inference:
