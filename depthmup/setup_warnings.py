@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,12 +15,13 @@ from depthmup.forward import check_readout
 from depthmup.frameworks import as_returned
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, paths_of, products
+from depthmup.graph.axes import Axis
 from depthmup.infer.overrides import match
 from depthmup.infer.trees import fixed_part
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
-from depthmup.size_constants import Change, Constant, changes
+from depthmup.size_constants import Change, Constant, changes, trends
 from depthmup.source import Source, traceable
-from depthmup.specs import PyTree, flatten_shapes, globs, leaves_of, one_glob, parameters_only, starred
+from depthmup.specs import PyTree, axis_names, flatten_shapes, globs, leaves_of, one_glob, parameters_only, starred
 
 # How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
 # the last one (docs/results.md, figure 2b, by accuracy).
@@ -51,7 +52,7 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     if source.depth_in_init:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
     if p.table.width:
-        texts.append(_joined(source, *small))
+        texts += [_joined(source, *small), *_names(source, *small)]
     if takes_factors:
         texts.append(_factors(source, *base))
     if source.fan_in_init is None:
@@ -118,8 +119,16 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
         sizes = [change.size(power, wide / narrow) for power in (-1, *ROOTS)]
         if not any(size in heads for size in sizes) and not any(size and 2 * size <= narrow for size in sizes[1:]):
             texts.append(text(change, "width", narrow, wide))
-    deep = numbers(narrow, 2 * depth) if p.alpha is not None and source.deepens(narrow, depth) else small
-    return texts + [text(change, "depth", depth, 2 * depth) for change in changes(small, deep)]
+    if p.alpha is None or not source.deepens(narrow, depth):
+        return texts
+    texts += [text(change, "depth", depth, 2 * depth) for change in changes(small, numbers(narrow, 2 * depth))]
+    for kind, power in trends(source.numbers(narrow, depth), source.numbers(narrow, 2 * depth), depth).items():
+        texts.append(
+            f"the forward pass multiplies what is behind {kind} by the power {power:g} of the block's number, a rule "
+            f"of depth on top of that of {p.name}: multiply it by (depth / {depth}) ** {-power:g}, too; depth {depth} "
+            f"stays as it is"
+        )
+    return texts
 
 
 def _unused(source: Source, width: int, depth: int) -> str:
@@ -187,6 +196,35 @@ def _joined(source: Source, width: int, depth: int) -> str:
         "grows, one of the outputs learns too fast under SGD and Muon: give it a layer of its own. "
         f"overrides={globs(silent, trees[0])} silences this"
     )
+
+
+def _names(source: Source, width: int, depth: int) -> list[str]:
+    """A text for each name of axes that the model declares and that its forward pass contradicts, but for parameters
+    with an override: axes of one name grow alike, and a product sums over axes of one name."""
+    names = axis_names(source.model(width, depth).shapes[0])
+    if not any(names.values()):
+        return []
+    growing, settled = source.growing(width, depth), match(source.rules(width, depth), names).keys()
+    axes = {(path, axis): name for path, of in names.items() if path not in settled for axis, name in enumerate(of)}
+    kinds: dict[Any, dict[bool, Axis]] = {}
+    for axis, name in axes.items():
+        kinds.setdefault(name, {})[axis in growing] = axis
+    texts = [
+        f"the axes {name!r} of {kind[True][0]} and of {kind[False][0]} have one name, but only the first grows with width"
+        for name, kind in kinds.items()
+        if name is not None and len(kind) == 2
+    ]
+    summed = {
+        (starred(one[0]), axes[one], starred(other[0]), axes[other])
+        for one, other in source.uses(width, depth).meetings
+        if None not in (axes.get(one), axes.get(other)) and axes[one] != axes[other]
+    }
+    texts += [
+        f"the forward pass sums over the axis {name!r} of {path} and the axis {other!r} of {after} together, which are "
+        "one axis of two names"
+        for path, name, after, other in sorted(summed, key=repr)
+    ]
+    return [f"{text}: correct the names that the model declares" for text in texts]
 
 
 def _skips(source: Source, width: int, depth: int) -> str:

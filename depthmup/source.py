@@ -19,7 +19,8 @@ from depthmup.audit import InitAudit, Initializers
 from depthmup.forward import place, repeated
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
-from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, sites, traced, uses_of
+from depthmup.graph import CLOSED, ForwardError, Program, Site, Uses, contracted, sites, traced, uses_of
+from depthmup.graph.axes import Axis
 from depthmup.infer.call import inferred
 from depthmup.infer.overrides import Overrides, by_path, placed_by
 from depthmup.infer.reading import Reading, growing_axes, reading_of, refuse_unplaced
@@ -296,14 +297,10 @@ class Source:
     def _reading(self, width: int, depth: int, residual: bool) -> tuple[Layout | None, Reading | None]:
         """(the layout of matrices, what the forward pass says of the parameters): the same at all widths. It may say
         nothing where no factor needs it."""
-        layout, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
-        few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
-        shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
-        growing = growing_axes(shapes, wide)
+        layout, few = self.layout or self.model(width, depth).layout, self.model(self.widths(width, depth)[0], depth)
+        shapes, growing = flatten_shapes(few.shapes[0])[0], self.growing(width, depth)
         try:
-            uses = self._once_of_models(
-                ("uses", narrow, depth), lambda: uses_of(self._program(narrow, depth), few.shapes[0], growing)
-            )
+            uses = self.uses(width, depth)
             for times in (1, 2) if residual else (1,):
                 self.sites(width, times * depth)
         except ForwardError:
@@ -321,6 +318,19 @@ class Source:
             shapes,
             lambda times: self.sites(width, times * depth),
             refuse if places_matter else lambda roles: None,
+        )
+
+    def growing(self, width: int, depth: int) -> frozenset[Axis]:
+        """The axes of parameters that grow with width, at the base."""
+        narrow, _ = self.traced_shape(width, depth)
+        return growing_axes(*(flatten_shapes(self.model(k * narrow, depth).shapes[0])[0] for k in (1, 2)))
+
+    def uses(self, width: int, depth: int) -> Uses:
+        """What the forward pass at the base width does with each axis."""
+        narrow, _ = self.traced_shape(width, depth)
+        program, params = self._program(narrow, depth), self.model(narrow, depth).shapes[0]
+        return self._once_of_models(
+            ("uses", narrow, depth), lambda: uses_of(program, params, self.growing(width, depth))
         )
 
     def rules(self, width: int, *depths: int) -> Mapping[str, str]:

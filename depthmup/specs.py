@@ -371,6 +371,14 @@ def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
     return shapes, jax.tree.structure(params)
 
 
+def axis_names(params: PyTree) -> dict[str, tuple[Any, ...]]:
+    """{path: the names of its axes that the model declares, as by nn.with_partitioning; () without any}"""
+    boxes = jax.tree.leaves(parameters_only(params), is_leaf=_is_box)
+    names = [getattr(box, "names", None) or getattr(box, "out_sharding", None) or () for box in boxes]
+    repeated = (of for box, of in zip(boxes, names, strict=True) for _ in jax.tree.leaves(box))
+    return {path: tuple(of) for path, of in zip(flatten_shapes(params)[0], repeated, strict=True)}
+
+
 def _key(entry: Any) -> str:
     return str(next(getattr(entry, f) for f in ("key", "idx", "name") if hasattr(entry, f)))
 

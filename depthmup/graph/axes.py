@@ -17,6 +17,7 @@ Names decide nothing, nor do sizes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
@@ -92,12 +93,14 @@ class Uses(NamedTuple):
       out. elementwise: the paths of those whose entries act each on its own.
     copied: axes of outputs that the next product shares with its weight, as those of experts that all see one input.
     neurons: axes of entries that lie along outputs of a product, as those of a bias (heads, head_dim).
+    meetings: pairs of an axis of outputs and the axis of inputs by which the next product sums over it.
     """
 
     axes: dict[str, str]
     elementwise: frozenset[str]
     copied: frozenset[Axis]
     neurons: frozenset[Axis]
+    meetings: frozenset[tuple[Axis, Axis]] = frozenset()
 
     @property
     def layout(self) -> Layout | None:
@@ -119,7 +122,7 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
     used = {path for path, _ in (*reader.uses, *reader.looked_up)}
     entries = frozenset(reader.elementwise - used - reader.lost)
-    return Uses(axes, entries, frozenset(reader.copied), frozenset(reader.neurons))
+    return Uses(axes, entries, frozenset(reader.copied), frozenset(reader.neurons), frozenset(reader.meetings))
 
 
 def _parameter(path: str, shape: Sequence[int]) -> Value:
@@ -160,7 +163,8 @@ class _Reader:
         self.uses: dict[Axis, set[Letter]] = defaultdict(set)
         self.looked_up: dict[Axis, set[Letter]] = defaultdict(set)
         self.members = set[Axis]()  # axes of which single members are taken
-        self.copied, self.neurons = set[Axis](), set[Axis]()  # as in `Uses`
+        self.copied, self.neurons = set[Axis](), set[Axis]()  # as in `Uses`, and so are these:
+        self.meetings = set[tuple[Axis, Axis]]()
         self.lost, self.elementwise = set[str](), set[str]()
         self.records = True  # not while a loop's carries are not known yet
 
@@ -386,9 +390,13 @@ def _contract(reader: _Reader, equation: Any, operands: list[Value], numbers: An
         reader.elementwise.update(*(operand.paths for operand in operands))
         return reader._result(equation.outvars[0], operands, ())
     letters = [_letters(operand, *of) for operand, *of in zip(operands, contracted, copies, strict=True)]
-    for activation, weight, shared in zip(operands, operands[::-1], copies, strict=True):
+    for activation, weight, shared, left, right in zip(
+        operands, operands[::-1], copies, contracted, contracted[::-1], strict=True
+    ):
         if activation.outputs and weight.is_weight:
             reader.copied.update(*(activation.outputs[axis] for axis in shared))
+            for summed in zip(left, right, strict=True):
+                reader.meetings.update(itertools.product(activation.outputs[summed[0]], weight.axes[summed[1]]))
     if all(operand.is_weight for operand in operands) and not reader.is_layer(operands, letters):
         return _product_of_weights(reader, equation, operands, letters, copies)
     nothing = frozenset[Axis]()

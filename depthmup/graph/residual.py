@@ -61,7 +61,22 @@ def branches(graph: Graph) -> list[Branch]:
     # queries, to which a part that sees the inputs is added.
     stream = _stream(graph, result)
     result = [branch for branch in result if graph.sees_inputs(branch.start) or branch.sum in stream]
+    result = [branch for branch in result if not _reaches_in(graph, branch, result)]
     return result + _injections(graph, result)
+
+
+def _reaches_in(graph: Graph, branch: Branch, branches: Sequence[Branch]) -> bool:
+    """Whether a sum inside another branch adds something from before it, which is no state of a stream: the values of
+    the first block, which all others add to their own (value residuals)."""
+    states = _states(graph, branch.start) & {other.sum for other in branches}
+    if states or any(branch.sum in _states(graph, other.start) for other in branches):
+        return False
+    before = graph.descendants([branch.start])
+    around = (other for other in branches if other.start in before and other.start is not branch.start)
+    return any(
+        branch.sum in _inside(graph, other) and branch.sum not in graph.ancestors(graph.output, other.end)
+        for other in around
+    )
 
 
 def _has_layers(graph: Graph, end: Node, start: Node) -> bool:
