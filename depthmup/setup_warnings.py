@@ -114,10 +114,13 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
 
     narrow, wide = source.widths(width, depth)
     small = numbers(narrow, depth)
-    heads = [site.head_dim for site in source.sites(width, depth) if site.head_dim]
-    for change in changes(small, numbers(wide, depth)) if p.table.width else ():
-        sizes = [change.size(power, wide / narrow) for power in (-1, *ROOTS)]
-        if not any(size in heads for size in sizes) and not any(size and 2 * size <= narrow for size in sizes[1:]):
+    changed = changes(small, numbers(wide, depth)) if p.table.width else []
+    sites = source.attentions(width, depth) if changed else []
+    heads = {(site.head_dim, source.growth(site, width, depth)) for site in sites}
+    for change in changed:
+        of_heads = any(change.size(power, growth) == head for head, growth in heads for power in (-1, *ROOTS))
+        roots = (change.size(power, wide / narrow) for power in ROOTS)
+        if not of_heads and not any(size and 2 * size <= narrow for size in roots):
             texts.append(text(change, "width", narrow, wide))
     if p.alpha is None or not source.deepens(narrow, depth):
         return texts
@@ -208,9 +211,9 @@ def _names(source: Source, width: int, depth: int) -> list[str]:
     axes = {(path, axis): name for path, of in names.items() if path not in settled for axis, name in enumerate(of)}
     kinds: dict[Any, dict[bool, Axis]] = {}
     for axis, name in axes.items():
-        kinds.setdefault(name, {})[axis in growing] = axis
+        kinds.setdefault(name, {}).setdefault(axis in growing, axis)
     texts = [
-        f"the axes {name!r} of {kind[True][0]} and of {kind[False][0]} have one name, but only the first grows with width"
+        f"the axes {name!r} of {kind[True][0]} and of {kind[False][0]} have one name, only the first grows with width"
         for name, kind in kinds.items()
         if name is not None and len(kind) == 2
     ]

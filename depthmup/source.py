@@ -114,7 +114,7 @@ class Source:
         if small.factors is not None:
             largest = self.head_dim(*base) or 1
         else:
-            largest = max((site.head_dim for site in self._attentions(*base)), default=1)
+            largest = max((site.head_dim for site in self.attentions(*base)), default=1)
         other = self.under(dataclasses.replace(self.p, base_head_dim=largest))
         other.base_heads = True
         return other
@@ -127,12 +127,12 @@ class Source:
         if hasattr(model.made, "head_dim"):
             return model.made.head_dim
         # The numbers of the products are those of any width: without a base, `width` may be large.
-        numbers = self._once(("attentions", depth), lambda: {site.product for site in self._attentions(width, depth)})
+        numbers = self._once(("attentions", depth), lambda: {site.product for site in self.attentions(width, depth)})
         products = self._contractions(width, depth) if numbers else []
         sizes = {products[number] for number in numbers}
         return sizes.pop() if len(sizes) == 1 else None
 
-    def _attentions(self, width: int, depth: int) -> list[Site]:
+    def attentions(self, width: int, depth: int) -> list[Site]:
         return [site for site in self.sites(width, depth) if site.kind in ("attention", "bilinear") and site.head_dim]
 
     def attention_powers(self, width: int, depth: int) -> dict[int, float]:
@@ -143,7 +143,7 @@ class Source:
         A number belongs to the products whose factors it multiplies, behind the layers that make them, and to those
         that it multiplies before the softmax.
         """
-        attentions = self._attentions(width, depth)
+        attentions = self.attentions(width, depth)
         fixed = self._fixed(attentions, width, depth)
 
         def numbers(width: int) -> dict[int, list[Constant]]:
@@ -159,7 +159,7 @@ class Source:
                 [number for number in numbers(size)[site.product] if number.value < 1 or not number.normalized]
                 for size in widths
             )
-            growth = self._contractions(widths[1], depth)[site.product] / site.head_dim
+            growth = self.growth(site, width, depth)
             powers = [0.0]
             for change in changes(small, large, lambda _: ""):
                 powers += [p for part, p in HEAD_POWERS.items() if change.size(-part, growth) == site.head_dim]
@@ -168,10 +168,13 @@ class Source:
             result[site.product] = max(powers) + min(powers) + 0.5 * site.one_unit_norm
         return result
 
+    def growth(self, product: Site, width: int, depth: int) -> float:
+        """How many times as many terms an attention or product sums over at the larger of `widths`."""
+        return self._contractions(self.widths(width, depth)[1], depth)[product.product] / product.head_dim
+
     def _fixed(self, products: Sequence[Site], width: int, depth: int) -> list[Site]:
         """Those of these attentions and products that sum over as many terms at the larger of `widths`."""
-        terms = self._contractions(self.widths(width, depth)[1], depth) if products else []
-        return [site for site in products if site.head_dim == terms[site.product]]
+        return [site for site in products if self.growth(site, width, depth) == 1]
 
     def numbers(self, width: int, depth: int) -> list[Constant]:
         """The numbers that multiply values of the forward pass, without those of factors."""
@@ -364,7 +367,7 @@ class Source:
         """The sites without attentions that have no place for their factor and need none: their heads have one size at
         all widths, that of the base."""
         sites = self.sites(width, depth)
-        lacking = [site for site in self._attentions(width, depth) if site.parts is None]
+        lacking = [site for site in self.attentions(width, depth) if site.parts is None]
         if not lacking:
             return sites
         based = [site for site in lacking if self.base_heads or self.p.base_head_dim == site.head_dim]
