@@ -19,11 +19,11 @@ from depthmup.audit import InitAudit, Initializers
 from depthmup.forward import place, repeated
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
-from depthmup.graph import CLOSED, ForwardError, Program, Site, Uses, contracted, sites, traced, uses_of
+from depthmup.graph import CLOSED, ForwardError, Program, Site, Uses, contractions, sites, traced, uses_of
 from depthmup.graph.axes import Axis
 from depthmup.infer.call import inferred
 from depthmup.infer.overrides import Overrides, by_path, placed_by
-from depthmup.infer.reading import Reading, growing_axes, reading_of, refuse_unplaced
+from depthmup.infer.reading import Reading, growing_axes, refuse_unplaced
 from depthmup.infer.roles import NEEDED
 from depthmup.parameterization import Parameterization, Role
 from depthmup.size_constants import Constant, changes, constants, constants_of_products
@@ -98,7 +98,7 @@ class Source:
 
     def _contractions(self, width: int, depth: int) -> list[int]:
         return self._once_of_models(
-            ("contractions", width, depth), lambda: contracted(self._program(width, depth).closed.jaxpr)
+            ("contractions", width, depth), lambda: contractions(self._program(width, depth).closed.jaxpr)
         )
 
     def under(self, p: Parameterization) -> Source:
@@ -301,7 +301,6 @@ class Source:
         """(the layout of matrices, what the forward pass says of the parameters): the same at all widths. It may say
         nothing where no factor needs it."""
         layout, few = self.layout or self.model(width, depth).layout, self.model(self.widths(width, depth)[0], depth)
-        shapes, growing = flatten_shapes(few.shapes[0])[0], self.growing(width, depth)
         try:
             uses = self.uses(width, depth)
             for times in (1, 2) if residual else (1,):
@@ -310,18 +309,14 @@ class Source:
             if self.p.kinds:
                 raise
             return layout, None
+        places_matter = self.depth_in_init or (self.p.kinds and few.factors is None)
 
         def refuse(roles: Mapping[str, Role]) -> None:
-            refuse_unplaced(roles, shapes, self.sites(width, depth), all_of=not self.depth_in_init)
+            if places_matter:
+                paths = flatten_shapes(few.shapes[0])[0]
+                refuse_unplaced(roles, paths, self.sites(width, depth), all_of=not self.depth_in_init)
 
-        places_matter = self.depth_in_init or (self.p.kinds and few.factors is None)
-        return layout or uses.layout, reading_of(
-            uses,
-            growing,
-            shapes,
-            lambda times: self.sites(width, times * depth),
-            refuse if places_matter else lambda roles: None,
-        )
+        return layout or uses.layout, Reading(uses, lambda times: self.sites(width, times * depth), refuse)
 
     def growing(self, width: int, depth: int) -> frozenset[Axis]:
         """The axes of parameters that grow with width, at the base."""

@@ -56,11 +56,13 @@ SAME_AXES = frozenset((
 
 
 class Side(NamedTuple):
-    """A factor of a product of parameters: its axes that are summed over, its others, and its parameters."""
+    """A factor of a product of two parameters: what the product does with its axes, and its parameters."""
 
-    summed: frozenset[Axis]
-    free: frozenset[Axis]
+    letters: frozenset[tuple[Axis, Letter]]
     paths: frozenset[str]
+
+    def axes(self, letter: Letter) -> set[Axis]:
+        return {axis for axis, of_axis in self.letters if of_axis == letter}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +92,15 @@ class Uses(NamedTuple):
 
     axes: {path: a letter for each axis} of the parameters that products apply, or whose rows are looked up: i (inputs),
       o (outputs), - (neither). Parameters that the program uses in two ways, or in a way that has no rule, are left
-      out. elementwise: the paths of those whose entries act each on its own.
-    copied: axes of outputs that the next product shares with its weight, as those of experts that all see one input.
-    neurons: axes of entries that lie along outputs of a product, as those of a bias (heads, head_dim).
+      out. An axis of outputs that the next product shares with its weight counts copies, if it does not grow: experts
+      that all see one input.
+    entries: {path: the axes along which lie outputs of a product, as those of a bias (heads, head_dim)} of the
+      parameters whose entries act each on its own.
     meetings: pairs of an axis of outputs and the axis of inputs by which the next product sums over it.
     """
 
     axes: dict[str, str]
-    elementwise: frozenset[str]
-    copied: frozenset[Axis]
-    neurons: frozenset[Axis]
+    entries: dict[str, set[int]]
     meetings: frozenset[tuple[Axis, Axis]] = frozenset()
 
     @property
@@ -121,8 +122,12 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     reader.read(jaxpr, [_nothing(False, const) for const in consts], arguments)
     axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
     used = {path for path, _ in (*reader.uses, *reader.looked_up)}
-    entries = frozenset(reader.elementwise - used - reader.lost)
-    return Uses(axes, entries, frozenset(reader.copied), frozenset(reader.neurons), frozenset(reader.meetings))
+    entries = {
+        path: {axis for axis in range(len(shape)) if (path, axis) in reader.neurons}
+        for path, shape in shapes.items()
+        if path in reader.elementwise - used - reader.lost
+    }
+    return Uses(axes, entries, frozenset(reader.meetings))
 
 
 def _parameter(path: str, shape: Sequence[int]) -> Value:
@@ -163,8 +168,8 @@ class _Reader:
         self.uses: dict[Axis, set[Letter]] = defaultdict(set)
         self.looked_up: dict[Axis, set[Letter]] = defaultdict(set)
         self.members = set[Axis]()  # axes of which single members are taken
-        self.copied, self.neurons = set[Axis](), set[Axis]()  # as in `Uses`, and so are these:
-        self.meetings = set[tuple[Axis, Axis]]()
+        self.copied, self.neurons = set[Axis](), set[Axis]()  # those that count copies; that lie along outputs
+        self.meetings = set[tuple[Axis, Axis]]()  # as in `Uses`
         self.lost, self.elementwise = set[str](), set[str]()
         self.records = True  # not while a loop's carries are not known yet
 
@@ -176,7 +181,8 @@ class _Reader:
             of_axis = uses.get((path, axis), set()) or ({"-"} if size == 1 or (path, axis) in self.members else set())
             if len(of_axis) != 1:
                 return ""
-            result += next(iter(of_axis))
+            copies = of_axis == {"o"} and (path, axis) in self.copied - self.growing
+            result += "-" if copies else next(iter(of_axis))
         is_product = any((path, axis) in uses for axis in range(len(shape)))
         return result if is_product and path not in self.lost else ""
 
@@ -282,29 +288,27 @@ class _Reader:
     def _note(self, uses: dict[Axis, set[Letter]], weight: Value, letters: Sequence[Letter]) -> None:
         if not self.records:
             return
-        of_axes: dict[Axis, Letter] = {
-            axis: letter for axes, letter in zip(weight.axes, letters, strict=True) for axis in axes
-        }
+        notes = {(axis, letter) for axes, letter in zip(weight.axes, letters, strict=True) for axis in axes}
         for side in (side for product in weight.products for side in product):  # in h @ (a @ b)
-            beside = {of_axes.get(axis) for axis in side.free}
-            if "i" in beside or "o" in beside:
-                of_axes |= dict.fromkeys(side.summed, "o" if "i" in beside else "i")
-        for axis, letter in of_axes.items():
+            beside = {letter for axis, letter in notes if axis in side.axes("o")} - {"-"}
+            if len(beside) == 1:
+                notes |= {(axis, "o" if "i" in beside else "i") for axis in side.axes("i")}
+        for axis, letter in notes:
             uses[axis].add(letter)
 
     def _layers_of(self, value: Value) -> None:
-        """Note of a product of parameters that acts entry by entry which factor is a layer: the one with outputs that
+        """Note of products of parameters that become no weight which factor is a layer: the one with outputs that
         grow."""
-        for product in value.products:
-            layers = [side for side in product if not self.growing.isdisjoint(side.free)]
-            for side in product if self.records else ():
+        for product in value.products if self.records else ():
+            layers = [side for side in product if self.growing & side.axes("o")]
+            for side in product:
                 if len(layers) != 1:
                     self.lost.update(side.paths)
                 elif side is not layers[0]:
                     self.elementwise.update(side.paths)
                 else:
-                    for axis in side.summed | side.free:
-                        self.uses[axis].add("i" if axis in side.summed else "o")
+                    for axis, letter in side.letters:
+                        self.uses[axis].add(letter)
 
     def _result(self, variable: Any, operands: Sequence[Value], axes: Axes) -> Value:
         """What an operation makes of operands. axes: of a result that has other ones, none are known."""
@@ -338,27 +342,33 @@ class _Reader:
 
     def product(self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]]) -> Value:
         """Of two operands with these letters."""
-        weights = [pair for pair in zip(operands, letters, strict=True) if pair[0].is_weight]
-        if len(weights) == 2:  # of a layer and learned queries, the layer has the outputs that grow
-            weights = [pair for pair in weights if self._grows(*pair, "o")]
-            if len(weights) == 1:
-                self.elementwise.update(*(operand.paths for operand in operands if operand is not weights[0][0]))
-            else:
-                self._lose(operands)
-        for operand, of_operand in weights:
-            self.use(operand, of_operand)
+        for operand, of_operand in zip(operands, letters, strict=True):
+            if operand.is_weight:
+                self.use(operand, of_operand)
         return _nothing(True, equation.outvars[0])
 
-    def _grows(self, weight: Value, letters: Sequence[Letter], side: Letter) -> bool:
-        """Whether an axis of its inputs or outputs grows with width."""
-        axes = (axes for axes, letter in zip(weight.axes, letters, strict=True) if letter == side)
-        return any(not self.growing.isdisjoint(of) for of in axes)
-
-    def is_layer(self, operands: list[Value], letters: Sequence[Sequence[Letter]]) -> bool:
-        """Whether one of two weights is a layer that is applied to the other, such as to learned queries, whose number
-        does not grow as their size does."""
-        pairs = [*zip(operands, letters, strict=True)]
-        return any(self._grows(*pair, "i") for pair in pairs) and sum(self._grows(*pair, "o") for pair in pairs) < 2
+    def product_of_weights(
+        self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]], copies: Sequence[Sequence[int]]
+    ) -> Value:
+        """Two parameters that make one weight, as those of a LoRA; or a layer that is applied to the other one, such as
+        to learned queries, whose number does not grow as their size does."""
+        axes = [axes for operand, of in zip(operands, letters, strict=True)
+                for axes, letter in zip(operand.axes, of, strict=True) if letter == "o"]  # fmt: skip
+        shared = [operands[0].axes[left] | operands[1].axes[right] for left, right in zip(*copies, strict=True)]
+        left, right = (
+            Side(
+                frozenset((axis, letter) for axes, letter in zip(value.axes, of, strict=True) for axis in axes),
+                value.paths,
+            )
+            for value, of in zip(operands, letters, strict=True)
+        )
+        result = self._result(equation.outvars[0], operands, (*shared, *axes))
+        result = dataclasses.replace(result, products=((left, right), *result.products))
+        outputs = [self.growing & side.axes("o") for side in (left, right)]
+        if all(outputs) or not self.growing & (left.axes("i") | right.axes("i")):
+            return result
+        self._layers_of(result)
+        return _nothing(True, equation.outvars[0])
 
 
 def _either(values: Sequence[Value]) -> Value:
@@ -397,32 +407,14 @@ def _contract(reader: _Reader, equation: Any, operands: list[Value], numbers: An
             reader.copied.update(*(activation.outputs[axis] for axis in shared))
             for summed in zip(left, right, strict=True):
                 reader.meetings.update(itertools.product(activation.outputs[summed[0]], weight.axes[summed[1]]))
-    if all(operand.is_weight for operand in operands) and not reader.is_layer(operands, letters):
-        return _product_of_weights(reader, equation, operands, letters, copies)
+    if all(operand.is_weight for operand in operands):
+        return reader.product_of_weights(equation, operands, letters, copies)
     nothing = frozenset[Axis]()
     outputs = [nothing] * len(copies[0])
     for operand, of_operand in zip(operands, letters, strict=True):
         free = [axes for axes, letter in zip(operand.axes, of_operand, strict=True) if letter == "o"]
         outputs += free if operand.is_weight else [nothing] * len(free)
     return dataclasses.replace(reader.product(equation, operands, letters), outputs=tuple(outputs))
-
-
-def _product_of_weights(
-    reader: _Reader, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]], copies: Any
-) -> Value:
-    """Two parameters, or what is made of them, that make one weight: the low rank of a LoRA."""
-
-    def of(operand: Value, letters: Sequence[Letter], letter: Letter) -> list[frozenset[Axis]]:
-        return [axes for axes, is_ in zip(operand.axes, letters, strict=True) if is_ == letter]
-
-    union = frozenset[Axis]().union
-    pairs = [*zip(operands, letters, strict=True)]
-    left, right = (Side(union(*of(*pair, "i")), union(*of(*pair, "o")), pair[0].paths) for pair in pairs)
-    shared = [operands[0].axes[a] | operands[1].axes[b] for a, b in zip(*copies, strict=True)]
-    result = reader._result(
-        equation.outvars[0], operands, (*shared, *(axes for pair in pairs for axes in of(*pair, "o")))
-    )
-    return dataclasses.replace(result, products=((left, right), *result.products))
 
 
 def _letters(operand: Value, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:
