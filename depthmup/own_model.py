@@ -27,7 +27,6 @@ from depthmup.explain import Explanation, explain, pattern
 from depthmup.forward import layers as layers_of
 from depthmup.frameworks import LinenModel, Model, as_returned
 from depthmup.gain import GainAudit
-from depthmup.infer.overrides import Overrides
 from depthmup.measure import (
     CoordinateReport,
     MaximalUpdate,
@@ -53,6 +52,7 @@ from depthmup.setup_warnings import setup_warnings
 from depthmup.source import Source
 from depthmup.specs import (
     Layout,
+    Overrides,
     ParamSpec,
     PyTree,
     group,

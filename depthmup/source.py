@@ -22,12 +22,12 @@ from depthmup.gain import GainAudit, audit_gain
 from depthmup.graph import CLOSED, ForwardError, Program, Site, Uses, contractions, sites, traced, uses_of
 from depthmup.graph.axes import Axis
 from depthmup.infer.call import inferred
-from depthmup.infer.overrides import Overrides, by_path, placed_by
+from depthmup.infer.overrides import by_path, placed_by
 from depthmup.infer.reading import Reading, growing_axes, refuse_unplaced
 from depthmup.infer.roles import NEEDED
 from depthmup.parameterization import Parameterization, Role
 from depthmup.size_constants import Constant, changes, constants, constants_of_products
-from depthmup.specs import Layout, ParamSpec, PyTree, SpecError, flatten_shapes, leaves_of, starred
+from depthmup.specs import Layout, Overrides, ParamSpec, PyTree, SpecError, flatten_shapes, leaves_of, starred
 
 # {power of 1/head_dim: that of products of queries and keys}; fourth roots multiply both queries and keys
 HEAD_POWERS = {1.0: 1.0, 0.5: 0.5, 0.25: 0.5}

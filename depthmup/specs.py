@@ -40,6 +40,7 @@ PyTree = Any
 Shape = tuple[int, ...]
 Layout = Literal["in_out", "out_in"]  # of stored matrices
 Place = Literal["branch", "trunk", "stream"]  # in a residual branch, outside, on the stream in every block
+Overrides = Mapping[Any, str]  # {glob of paths, or a function that selects parameters of a model: what they are}
 
 
 class SpecError(ValueError):

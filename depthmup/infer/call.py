@@ -13,14 +13,24 @@ import jax
 
 from depthmup.graph import Program, Site, paths_of, sites, traced, uses_of
 from depthmup.infer.blocks import Lists, stack_axis
-from depthmup.infer.overrides import Override, Overrides, Unclear, by_path, match, question
+from depthmup.infer.overrides import Override, Unclear, by_path, match, question
 from depthmup.infer.places import Pass, Places, places_of
 from depthmup.infer.reading import Reading, ends, growing_axes, refuse_unplaced
 from depthmup.infer.roles import NEEDED, Leaf, Roled, fans, of_entries, of_shape, overridden, readouts, role_of_axes
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import Role
-from depthmup.specs import Layout, ParamSpec, PyTree, SpecError, flatten_shapes, named, parameters_only, starred
+from depthmup.specs import (
+    Layout,
+    Overrides,
+    ParamSpec,
+    PyTree,
+    SpecError,
+    flatten_shapes,
+    named,
+    parameters_only,
+    starred,
+)
 
 
 def infer_specs(
@@ -115,7 +125,7 @@ def _check_arguments(init_fn: Any, width: Any, depth: Any, layout: Any, override
     if not callable(init_fn):
         raise ValueError(f"init_fn must be a function (width, depth) -> parameters, got {short(init_fn)}")
     if overrides is not None and not isinstance(overrides, Mapping):
-        raise ValueError(f"overrides must be {{glob of paths, or a function: what they are}}, got {short(overrides)}")
+        raise ValueError(f"overrides must be {{glob of paths: what they are}}, got {short(overrides)}")
 
 
 @dataclasses.dataclass

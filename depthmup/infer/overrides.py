@@ -11,10 +11,8 @@ import jax
 
 from depthmup.names import unknown
 from depthmup.parameterization import ROLES, Role
-from depthmup.specs import Place, SpecError, globs, starred
+from depthmup.specs import Overrides, Place, SpecError, globs, starred
 
-# {glob of paths, or a function that selects parameters of a model: what they are}
-Overrides = Mapping[Any, str]
 PLACES: tuple[Place, ...] = get_args(Place)
 AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)
 
