@@ -368,7 +368,8 @@ class _Reader:
         if all(outputs) or not self.growing & (left.axes("i") | right.axes("i")):
             return result
         self._layers_of(result)
-        return _nothing(True, equation.outvars[0])
+        activation = _nothing(True, equation.outvars[0])
+        return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *axes))
 
 
 def _either(values: Sequence[Value]) -> Value:
