@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 import depthmup as dm
+from experiments import reading_picture
 from tests.foreign.roles import by_path, roles
 from tests.foreign.stacked import call_product_of_two, product_of_two, rms
 from tests.foreign.table import TOKENS, ones
@@ -157,6 +158,12 @@ def test_a_product_that_acts_entry_by_entry_is_a_layer_on_a_table(act):
     """As positions that a layer embeds, also behind an activation function."""
     read = gate(act)
     assert read["layers/b"] == ("branch/input", 4, 128)
+
+
+def test_the_picture_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["", str(tmp_path / "reading.png")])
+    reading_picture.main()
+    assert (tmp_path / "reading.png").stat().st_size > 10_000
 
 
 # Names of axes
