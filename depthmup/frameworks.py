@@ -21,7 +21,7 @@ from flax import linen as nn
 
 from depthmup.init_std import InitProgram, evaluate
 from depthmup.parameterization import ForwardFactors
-from depthmup.specs import Layout, PyTree, is_parameter, parameters_only
+from depthmup.specs import Layout, PyTree, is_parameter, named, parameters_only
 
 KEY = 0  # of random numbers whose values do not matter
 # Options of a call by the names that libraries give them, and their values in evaluation.
@@ -116,6 +116,11 @@ class Model(abc.ABC):
     def shapes(self) -> tuple[PyTree, PyTree]:
         """(params, state) with shapes for arrays."""
         return self._traced_init[1]
+
+    @property
+    def named(self) -> Any:
+        """What a function in `overrides` selects parameters from, with their paths in the place of arrays."""
+        return named(self.shapes[0])
 
     @functools.cached_property
     def _traced_init(self) -> Any:
@@ -250,6 +255,10 @@ class NNXModel(Model):
             raise TypeError(f"expected the module that init returns; got a {type(model).__name__}")
         params, state = nnx.state(model, nnx.Param, ...)
         return params, state
+
+    @property
+    def named(self) -> Any:
+        return self.join(super().named, self.shapes[1])
 
     def statistics(self, state: PyTree) -> list[Any]:
         from flax import nnx

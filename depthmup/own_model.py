@@ -52,6 +52,7 @@ from depthmup.setup_warnings import setup_warnings
 from depthmup.source import Source
 from depthmup.specs import (
     Layout,
+    Overrides,
     ParamSpec,
     PyTree,
     group,
@@ -90,7 +91,7 @@ def setup(
     options: Mapping[str, Any] | None = None,
     call: Callable[..., Any] | None = None,
     output: Callable[[Any], jax.Array] = as_returned,
-    overrides: Mapping[str, str] | None = None,
+    overrides: Overrides | None = None,
     residual: bool = True,
     layout: Layout | None = None,
     fan_in_init: bool | None = None,

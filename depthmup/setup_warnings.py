@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,12 +15,13 @@ from depthmup.forward import check_readout
 from depthmup.frameworks import as_returned
 from depthmup.gain import GainAudit
 from depthmup.graph import ForwardError, Graph, Site, paths_of, products
+from depthmup.graph.axes import Axis
 from depthmup.infer.overrides import match
 from depthmup.infer.trees import fixed_part
 from depthmup.parameterization import ForwardFactors, Kind, Parameterization
-from depthmup.size_constants import Change, Constant, changes
+from depthmup.size_constants import Change, Constant, changes, trends
 from depthmup.source import Source, traceable
-from depthmup.specs import PyTree, flatten_shapes, globs, leaves_of, one_glob, parameters_only, starred
+from depthmup.specs import PyTree, axis_names, flatten_shapes, globs, leaves_of, one_glob, parameters_only, starred
 
 # How the best learning rate of a residual network went with depth where all layers of a branch start with 1/sqrt(K), or
 # the last one (docs/results.md, figure 2b, by accuracy).
@@ -39,18 +40,19 @@ def setup_warnings(source: Source, width: int, depth: int) -> list[str]:
     p, small = source.p, source.traced_shape(width, depth)
     base = p.base_or(width, depth)
     takes_factors = source.model(width, depth).factors is not None
-    texts = [_branches(p, source.specs(width, depth)) if source.deepens(*small) else "", *_constants(source, *small)]
+    shallow = width, small[1]  # of this width the program is there already
+    texts = [_branches(p, source.specs(width, depth)) if source.deepens(*small) else "", *_constants(source, *shallow)]
     if p.alpha is not None and (source.depth_in_init or not takes_factors):
         texts.append(_depth(source, *small))
     if p.kinds and not takes_factors:
-        texts += [_unused(source, *small), _bilinear(source, *small), _readouts(source, *small)]
+        texts += [_unused(source, *small), _bilinear(source, *shallow), _readouts(source, *shallow)]
         texts += _unseen(source, *small)
     if not takes_factors:
         texts += [_skips(source, *small), _fading(source, *small), _again(source, *small)]
     if source.depth_in_init:
         texts.append(_layers(p, source.roles(*small), source.sites(*small)))
     if p.table.width:
-        texts.append(_joined(source, *small))
+        texts += [_joined(source, *small), *_names(source, *small)]
     if takes_factors:
         texts.append(_factors(source, *base))
     if source.fan_in_init is None:
@@ -103,21 +105,33 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
     def numbers(width: int, depth: int) -> list[Constant]:
         return [constant for constant in source.numbers(width, depth) if not constant.normalized]
 
-    def text(change: Change, axis: Literal["width", "depth"], size: int) -> str:
+    def text(change: Change, axis: Literal["width", "depth"], size: int, larger: int) -> str:
         before, after, names = f"{change.before:.4g}", f"{change.after:.4g}", ", ".join(sorted(change.behind))
         return (
             f"the forward pass multiplies what is behind {names} by {before} at {axis} {size} and by {after} at {axis} "
-            f"{2 * size}; the factors of {p.name} come on top. Write one number for every {axis}, such as {before}"
+            f"{larger}; the factors of {p.name} come on top. Write one number for every {axis}, such as {before}"
         )
 
-    small = numbers(width, depth)
-    heads = [site.head_dim for site in source.sites(width, depth) if site.head_dim]
-    for change in changes(small, numbers(2 * width, depth)) if p.table.width else ():
-        of_heads = any(size and (size in heads or 2 * size <= width) for size in map(change.size, ROOTS))
-        if change.size(-1) not in heads and not of_heads:
-            texts.append(text(change, "width", width))
-    deep = numbers(width, 2 * depth) if p.alpha is not None and source.deepens(width, depth) else small
-    return texts + [text(change, "depth", depth) for change in changes(small, deep)]
+    narrow, wide = source.widths(width, depth)
+    small = numbers(narrow, depth)
+    changed = changes(small, numbers(wide, depth)) if p.table.width else []
+    sites = source.attentions(width, depth) if changed else []
+    heads = {(site.head_dim, source.growth(site, width, depth)) for site in sites}
+    for change in changed:
+        of_heads = any(change.size(power, growth) == head for head, growth in heads for power in (-1, *ROOTS))
+        roots = (change.size(power, wide / narrow) for power in ROOTS)
+        if not of_heads and not any(size and 2 * size <= narrow for size in roots):
+            texts.append(text(change, "width", narrow, wide))
+    if p.alpha is None or not source.deepens(narrow, depth):
+        return texts
+    texts += [text(change, "depth", depth, 2 * depth) for change in changes(small, numbers(narrow, 2 * depth))]
+    for kind, power in trends(source.numbers(narrow, depth), source.numbers(narrow, 2 * depth), depth).items():
+        texts.append(
+            f"the forward pass multiplies what is behind {kind} by the power {power:g} of the block's number, a rule "
+            f"of depth on top of that of {p.name}: multiply it by (depth / {depth}) ** {-power:g}, too; depth {depth} "
+            f"stays as it is"
+        )
+    return texts
 
 
 def _unused(source: Source, width: int, depth: int) -> str:
@@ -153,7 +167,7 @@ def _bilinear(source: Source, width: int, depth: int) -> str:
 def _readouts(source: Source, width: int, depth: int) -> str:
     """Parameters that overrides call readouts, but that do not store the output factor."""
     leaves = leaves_of(source.specs(width, depth))
-    rules = match(source.overrides, [spec.path for spec in leaves])
+    rules = match(source.rules(width, depth), [spec.path for spec in leaves])
     named = [spec for spec in leaves if spec.path in rules and rules[spec.path].role == "readout"]
     paths = {spec.path for spec in named if all(absorbed.kind != "output" for absorbed in spec.absorbs or ())}
     if not paths or "output" not in source.p.kinds:
@@ -169,7 +183,7 @@ def _joined(source: Source, width: int, depth: int) -> str:
     trees = [flatten_shapes(source.model(k * width, depth).shapes[0])[0] for k in (1, 2, 4)]
     parts: dict[str, str] = {}
     for path in trees[0].keys() & trees[1].keys() & trees[2].keys():
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in source.overrides):
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in source.rules(width, depth)):
             continue
         for axis, sizes in enumerate(zip(*(tree[path] for tree in trees), strict=False)):
             if part := fixed_part(*sizes):
@@ -185,6 +199,35 @@ def _joined(source: Source, width: int, depth: int) -> str:
         "grows, one of the outputs learns too fast under SGD and Muon: give it a layer of its own. "
         f"overrides={globs(silent, trees[0])} silences this"
     )
+
+
+def _names(source: Source, width: int, depth: int) -> list[str]:
+    """A text for each name of axes that the model declares and that its forward pass contradicts, but for parameters
+    with an override: axes of one name grow alike, and a product sums over axes of one name."""
+    names = axis_names(source.model(width, depth).shapes[0])
+    if not any(names.values()):
+        return []
+    growing, settled = source.growing(width, depth), match(source.rules(width, depth), names).keys()
+    axes = {(path, axis): name for path, of in names.items() if path not in settled for axis, name in enumerate(of)}
+    kinds: dict[Any, dict[bool, Axis]] = {}
+    for axis, name in axes.items():
+        kinds.setdefault(name, {}).setdefault(axis in growing, axis)
+    texts = [
+        f"the axes {name!r} of {kind[True][0]} and of {kind[False][0]} have one name, only the first grows with width"
+        for name, kind in kinds.items()
+        if name is not None and len(kind) == 2
+    ]
+    summed = {
+        (starred(one[0]), axes[one], starred(other[0]), axes[other])
+        for one, other in source.uses(width, depth).meetings
+        if None not in (axes.get(one), axes.get(other)) and axes[one] != axes[other]
+    }
+    texts += [
+        f"the forward pass sums over the axis {name!r} of {path} and the axis {other!r} of {after} together, which are "
+        "one axis of two names"
+        for path, name, after, other in sorted(summed, key=repr)
+    ]
+    return [f"{text}: correct the names that the model declares" for text in texts]
 
 
 def _skips(source: Source, width: int, depth: int) -> str:
@@ -235,7 +278,7 @@ def _unseen(source: Source, width: int, depth: int) -> list[str]:
     """A text for each operation that is not JAX's own, such as a kernel or a callback: of what it makes of parameters,
     and of what may be an attention."""
     texts, shapes = [], flatten_shapes(source.model(width, depth).shapes[0])[0]
-    settled = match(source.overrides, shapes).keys()
+    settled = match(source.rules(width, depth), shapes).keys()
     sites = [site for site in source.sites(width, depth) if site.kind == "unseen"]
     for operation in dict.fromkeys(site.where for site in sites):
         of_calls = [site.inside for site in sites if site.where == operation]

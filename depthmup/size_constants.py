@@ -21,6 +21,8 @@ LINEAR = (
     *("concatenate", "split", "slice", "dynamic_slice", "gather", "pad", "rev"),
 )
 
+POWERS = (-1.0, -0.5, -0.25, 0.25, 0.5, 1.0)  # of a block's number
+
 
 class Constant(NamedTuple):
     """A number that multiplies a value of the forward pass. behind: the last parameter in front of it. normalized:
@@ -62,10 +64,10 @@ class Change(NamedTuple):
     after: float
     behind: frozenset[str]
 
-    def size(self, power: float) -> int | None:
-        """The size whose power the number is, where it changes as that of a size that doubles."""
+    def size(self, power: float, growth: float) -> int | None:
+        """The size whose power the number is, where it changes as that of a size that grows by this factor."""
         ratio = self.after / self.before if self.before > 0 else 0.0
-        return round(self.before ** (1 / power)) if math.isclose(ratio, 2**power, rel_tol=1e-2) else None
+        return round(self.before ** (1 / power)) if math.isclose(ratio, growth**power, rel_tol=1e-2) else None
 
 
 def changes(
@@ -83,6 +85,22 @@ def changes(
         for numbers in zip(gone, new, strict=True) if len(gone) == len(new) else ():
             behind.setdefault(numbers, set()).add(kind)
     return [Change(*numbers, frozenset(kinds)) for numbers, kinds in behind.items()]
+
+
+def trends(small: Sequence[Constant], large: Sequence[Constant], depth: int) -> dict[str, float]:
+    """{kind of a parameter: power of a block's number} of numbers behind it that go from block to block as this power,
+    at `depth` and at twice that: -1/2 of norms divided by the root of the block's number, 1, 0.71, 0.58, 0.5."""
+    result: dict[str, float] = {}
+    for kind in dict.fromkeys(starred(constant.behind) for constant in small):
+        few, many = ([c.value for c in numbers if starred(c.behind) == kind] for numbers in (small, large))
+        if len(few) % depth or len(many) != 2 * len(few) or len(set(few)) == 1 or 0 in few:
+            continue
+        blocks, deeper = (np.reshape(numbers, (-1, len(few) // depth)) for numbers in (few, many))
+        ratios = deeper[1::2] / blocks  # of block 2 l and block l
+        for power in POWERS:
+            if np.allclose(ratios, 2**power, rtol=1e-2):
+                result[kind] = power
+    return result
 
 
 def constants(closed: Any, params: PyTree) -> list[Constant]:

@@ -7,6 +7,7 @@ nothing grows with the size of the model but a trace of its init.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,14 +19,15 @@ from depthmup.audit import InitAudit, Initializers
 from depthmup.forward import place, repeated
 from depthmup.frameworks import Model, adapt
 from depthmup.gain import GainAudit, audit_gain
-from depthmup.graph import CLOSED, ForwardError, Program, Site, contracted, contractions, sites, traced, uses_of
+from depthmup.graph import CLOSED, ForwardError, Program, Site, Uses, contractions, sites, traced, uses_of
+from depthmup.graph.axes import Axis
 from depthmup.infer.call import inferred
-from depthmup.infer.overrides import placed_by
-from depthmup.infer.reading import Reading, growing_axes, reading_of, refuse_unplaced
+from depthmup.infer.overrides import by_path, placed_by
+from depthmup.infer.reading import Reading, growing_axes, refuse_unplaced
 from depthmup.infer.roles import NEEDED
 from depthmup.parameterization import Parameterization, Role
 from depthmup.size_constants import Constant, changes, constants, constants_of_products
-from depthmup.specs import Layout, ParamSpec, PyTree, SpecError, flatten_shapes, leaves_of, starred
+from depthmup.specs import Layout, Overrides, ParamSpec, PyTree, SpecError, flatten_shapes, leaves_of, starred
 
 # {power of 1/head_dim: that of products of queries and keys}; fourth roots multiply both queries and keys
 HEAD_POWERS = {1.0: 1.0, 0.5: 0.5, 0.25: 0.5}
@@ -55,7 +57,7 @@ class Source:
     options: Mapping[str, Any]
     call: Callable[..., Any] | None
     output: Callable[[Any], jax.Array]
-    overrides: Mapping[str, str]
+    overrides: Overrides
     residual: bool
     layout: Layout | None
     fan_in_init: bool | None
@@ -89,26 +91,15 @@ class Source:
         return self._once_of_models(("model", width, depth), make)
 
     def _program(self, width: int, depth: int) -> Program:
-        """The forward pass with numbers made up for what is no parameter, at a width at which it may be computed."""
-        return self._once_of_models(
-            ("program", width, depth), lambda: traced(*traceable(self.model(width, depth)), self.inputs)
-        )
+        """The forward pass at any width: no array is made."""
+        model = self.model(width, depth)
+        apply, (params, state) = functools.partial(_logits, model), model.shapes
+        return self._once_of_models(("program", width, depth), lambda: traced(apply, params, self.inputs, (state,)))
 
     def _contractions(self, width: int, depth: int) -> list[int]:
-        """`contractions` of the forward pass at any width: no array is made."""
-
-        def count() -> list[int]:
-            program = self._kept_of_models.get(("program", width, depth))
-            if program is not None:
-                return contracted(program.closed.jaxpr)
-            return contractions(*_abstract(self.model(width, depth)), *self.inputs)
-
-        return self._once_of_models(("contractions", width, depth), count)
-
-    def _contractions_of_small(self, width: int, depth: int) -> list[int]:
-        """`_contractions` at a width at which the forward pass may be computed: other questions need this program."""
-        self._program(width, depth)
-        return self._contractions(width, depth)
+        return self._once_of_models(
+            ("contractions", width, depth), lambda: contractions(self._program(width, depth).closed.jaxpr)
+        )
 
     def under(self, p: Parameterization) -> Source:
         """The same models under another parameterization."""
@@ -123,7 +114,7 @@ class Source:
         if small.factors is not None:
             largest = self.head_dim(*base) or 1
         else:
-            largest = max((site.head_dim for site in self._attentions(*base)), default=1)
+            largest = max((site.head_dim for site in self.attentions(*base)), default=1)
         other = self.under(dataclasses.replace(self.p, base_head_dim=largest))
         other.base_heads = True
         return other
@@ -136,12 +127,12 @@ class Source:
         if hasattr(model.made, "head_dim"):
             return model.made.head_dim
         # The numbers of the products are those of any width: without a base, `width` may be large.
-        numbers = self._once(("attentions", depth), lambda: {site.product for site in self._attentions(width, depth)})
+        numbers = self._once(("attentions", depth), lambda: {site.product for site in self.attentions(width, depth)})
         products = self._contractions(width, depth) if numbers else []
         sizes = {products[number] for number in numbers}
         return sizes.pop() if len(sizes) == 1 else None
 
-    def _attentions(self, width: int, depth: int) -> list[Site]:
+    def attentions(self, width: int, depth: int) -> list[Site]:
         return [site for site in self.sites(width, depth) if site.kind in ("attention", "bilinear") and site.head_dim]
 
     def attention_powers(self, width: int, depth: int) -> dict[int, float]:
@@ -152,10 +143,8 @@ class Source:
         A number belongs to the products whose factors it multiplies, behind the layers that make them, and to those
         that it multiplies before the softmax.
         """
-        width, _ = self.traced_shape(width, depth)
-        attentions = self._attentions(width, depth)
+        attentions = self.attentions(width, depth)
         fixed = self._fixed(attentions, width, depth)
-        growing = [site for site in attentions if site not in fixed]
 
         def numbers(width: int) -> dict[int, list[Constant]]:
             closed, params = self._program(width, depth).closed, self.model(width, depth).shapes[0]
@@ -163,27 +152,29 @@ class Source:
                 ("numbers of products", width, depth), lambda: constants_of_products(closed, params)
             )
 
-        result = dict[int, float]()
-        for site in growing:
+        result, widths = dict[int, float](), self.widths(width, depth)
+        for site in [site for site in attentions if site not in fixed]:
             # Without the sqrt(head_dim) of q / ||q|| * sqrt(head_dim), which is a part of the norm.
             small, large = (
                 [number for number in numbers(size)[site.product] if number.value < 1 or not number.normalized]
-                for size in (width, 2 * width)
+                for size in widths
             )
+            growth = self.growth(site, width, depth)
             powers = [0.0]
             for change in changes(small, large, lambda _: ""):
-                powers += [p for part, p in HEAD_POWERS.items() if change.size(-part) == site.head_dim]
+                powers += [p for part, p in HEAD_POWERS.items() if change.size(-part, growth) == site.head_dim]
                 # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
-                powers += [-p for part, p in HEAD_POWERS.items() if change.size(part) == site.head_dim]
+                powers += [-p for part, p in HEAD_POWERS.items() if change.size(part, growth) == site.head_dim]
             result[site.product] = max(powers) + min(powers) + 0.5 * site.one_unit_norm
         return result
 
-    def _fixed(self, attentions: Sequence[Site], width: int, depth: int) -> list[Site]:
-        """Those of these attentions and products whose heads have the same size at twice the width."""
-        if not attentions:
-            return []
-        products = self._contractions_of_small(2 * width, depth)
-        return [site for site in attentions if site.head_dim == products[site.product]]
+    def growth(self, product: Site, width: int, depth: int) -> float:
+        """How many times as many terms an attention or product sums over at the larger of `widths`."""
+        return self._contractions(self.widths(width, depth)[1], depth)[product.product] / product.head_dim
+
+    def _fixed(self, products: Sequence[Site], width: int, depth: int) -> list[Site]:
+        """Those of these attentions and products that sum over as many terms at the larger of `widths`."""
+        return [site for site in products if self.growth(site, width, depth) == 1]
 
     def numbers(self, width: int, depth: int) -> list[Constant]:
         """The numbers that multiply values of the forward pass, without those of factors."""
@@ -195,33 +186,44 @@ class Source:
         return min(depth, max(2, self.p.base_depth) if self.p.has_base else SHALLOW)
 
     def traced_shape(self, width: int, depth: int) -> tuple[int, int]:
-        """The shape at which the forward pass is traced and computed."""
+        """The shape at which the forward pass is computed."""
         return self.p.base_or(width, depth)[0], self.shallow(depth)
+
+    def widths(self, width: int, depth: int) -> tuple[int, int]:
+        """The widths of the forward passes that are compared: that of `traced_shape`, and this one or twice that."""
+        narrow, _ = self.traced_shape(width, depth)
+        return narrow, max(width, 2 * narrow)
 
     @property
     def depth_in_init(self) -> bool:
         """Whether the power of depth is in the init of branches (AM-muP), so that specs must tell who is in one."""
         return self.residual and self.p.arithmetic_mean
 
-    def sites(self, width: int, depth: int) -> list[Site]:
-        """Where the factors go, from the forward pass at the base width: it is computed, and `width` may be large."""
-        narrow, _ = self.traced_shape(width, depth)
-        return self._sites_at(narrow, depth)
+    def sites(self, width: int, depth: int, times: int = 1) -> list[Site]:
+        """Where the factors go, from the forward pass at so many times the base width: it is computed, and `width` may
+        be large. Products that sum over as many terms at every width are left out; others are attentions if their
+        factor has a place."""
+        widths = self.widths(width, depth)
+
+        def of_products() -> list[Site]:
+            products = [site for site in self._sites_at(widths[0], depth) if site.kind == "bilinear"]
+            fixed = {site.product for site in self._fixed(products, width, depth)}
+            return [
+                dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
+                for site in self._sites_at(times * widths[0], depth)
+                if site.kind != "bilinear" or site.product not in fixed
+            ]
+
+        return self._once_of_models(("sites", *widths, depth, times), of_products)
 
     def _sites_at(self, width: int, depth: int) -> list[Site]:
-        return self._once_of_models(("sites", width, depth), lambda: self._with_bilinear(width, depth))
+        """`graph.sites` at this width, at which the forward pass may be computed."""
 
-    def _with_bilinear(self, width: int, depth: int) -> list[Site]:
-        """The sites without products that sum over as many terms at every width, and with others as attentions if their
-        factor has a place."""
-        apply, params = traceable(self.model(width, depth))
-        values = sites(apply, params, *self.inputs, program=self._program(width, depth))
-        fixed = self._fixed([site for site in values if site.kind == "bilinear"], width, depth)
-        return [
-            dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
-            for site in values
-            if site not in fixed
-        ]
+        def computed() -> list[Site]:
+            model, program = self.model(width, depth), self._program(width, depth)
+            return sites(model.run, model.shapes[0], *self.inputs, program=program, state=(model.made_up_state,))
+
+        return self._once_of_models(("sites", width, depth), computed)
 
     def deepens(self, width: int, depth: int) -> bool:
         """Whether more depth adds parameters, which blocks that share their weights do not."""
@@ -291,43 +293,47 @@ class Source:
             depth=depth,
             residual=residual,
             layout=layout,
-            overrides=self.overrides,
+            overrides=self.rules(width, depth, 2 * depth),
             reading=reading,
         )
 
     def _reading(self, width: int, depth: int, residual: bool) -> tuple[Layout | None, Reading | None]:
         """(the layout of matrices, what the forward pass says of the parameters): the same at all widths. It may say
         nothing where no factor needs it."""
-        layout, (narrow, _) = self.layout or self.model(width, depth).layout, self.traced_shape(width, depth)
-        few, many = self.model(narrow, depth), self.model(2 * narrow, depth)
-        shapes, wide = (flatten_shapes(model.shapes[0])[0] for model in (few, many))
-        growing = growing_axes(shapes, wide)
+        layout, few = self.layout or self.model(width, depth).layout, self.model(self.widths(width, depth)[0], depth)
         try:
-            uses = self._once_of_models(
-                ("uses", narrow, depth), lambda: uses_of(self._program(narrow, depth), few.shapes[0], growing)
-            )
+            uses = self.uses(width, depth)
             for times in (1, 2) if residual else (1,):
                 self.sites(width, times * depth)
         except ForwardError:
             if self.p.kinds:
                 raise
             return layout, None
+        places_matter = self.depth_in_init or (self.p.kinds and few.factors is None)
 
         def refuse(roles: Mapping[str, Role]) -> None:
-            refuse_unplaced(roles, shapes, self.sites(width, depth), all_of=not self.depth_in_init)
+            if places_matter:
+                paths = flatten_shapes(few.shapes[0])[0]
+                refuse_unplaced(roles, paths, self.sites(width, depth), all_of=not self.depth_in_init)
 
-        places_matter = self.depth_in_init or (self.p.kinds and few.factors is None)
-        return layout or uses.layout, reading_of(
-            uses,
-            growing,
-            shapes,
-            lambda times: self.sites(width, times * depth),
-            refuse if places_matter else lambda roles: None,
+        return layout or uses.layout, Reading(uses, lambda times: self.sites(width, times * depth), refuse)
+
+    def growing(self, width: int, depth: int) -> frozenset[Axis]:
+        """The axes of parameters that grow with width, at the base."""
+        narrow, _ = self.traced_shape(width, depth)
+        return growing_axes(*(flatten_shapes(self.model(k * narrow, depth).shapes[0])[0] for k in (1, 2)))
+
+    def uses(self, width: int, depth: int) -> Uses:
+        """What the forward pass at the base width does with each axis."""
+        narrow, _ = self.traced_shape(width, depth)
+        program, params = self._program(narrow, depth), self.model(narrow, depth).shapes[0]
+        return self._once_of_models(
+            ("uses", narrow, depth), lambda: uses_of(program, params, self.growing(width, depth))
         )
 
-    def _settled(self, specs: PyTree) -> set[str]:
-        """The parameters whose place the user's overrides give."""
-        return placed_by(self.overrides, [spec.path for spec in leaves_of(specs)])
+    def rules(self, width: int, *depths: int) -> Mapping[str, str]:
+        """The overrides for models of these depths, with globs alone."""
+        return by_path(self.overrides, (self.model(width, depth).named for depth in depths))
 
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
@@ -347,21 +353,20 @@ class Source:
             values,
             self.p.kinds,
             head_dims,
-            self._settled(specs),
+            placed_by(self.rules(width, depth), [spec.path for spec in leaves_of(specs)]),
             growth=width / narrow,
-            wider=lambda: [site for site in self._sites_at(2 * narrow, depth) if site.parts is not None],
+            wider=lambda: [site for site in self.sites(width, depth, times=2) if site.parts is not None],
         )
 
     def _needed(self, width: int, depth: int) -> list[Site]:
         """The sites without attentions that have no place for their factor and need none: their heads have one size at
         all widths, that of the base."""
         sites = self.sites(width, depth)
-        lacking = [site for site in self._attentions(width, depth) if site.parts is None]
+        lacking = [site for site in self.attentions(width, depth) if site.parts is None]
         if not lacking:
             return sites
-        narrow, _ = self.traced_shape(width, depth)
         based = [site for site in lacking if self.base_heads or self.p.base_head_dim == site.head_dim]
-        needless = self._fixed(based, narrow, depth)
+        needless = self._fixed(based, width, depth)
         return [site for site in sites if site not in needless]
 
     def _widened(self, width: int, depth: int) -> PyTree | None:
@@ -433,11 +438,6 @@ def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
     """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
     params, state = model.shapes[0], model.made_up_state
     return lambda params, *inputs: _logits(model, params, state, *inputs), params
-
-
-def _abstract(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
-    """((all arrays, *inputs) -> logits, shapes of all arrays), to be traced: no array is made."""
-    return lambda arrays, *inputs: _logits(model, *arrays, *inputs), model.shapes
 
 
 def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:

@@ -40,6 +40,7 @@ PyTree = Any
 Shape = tuple[int, ...]
 Layout = Literal["in_out", "out_in"]  # of stored matrices
 Place = Literal["branch", "trunk", "stream"]  # in a residual branch, outside, on the stream in every block
+Overrides = Mapping[Any, str]  # {glob of paths, or a function that selects parameters of a model: what they are}
 
 
 class SpecError(ValueError):
@@ -185,6 +186,12 @@ def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree
     """The weights in the model's equation, from the stored parameters; both are equal in the default form "mup"."""
     check_parameterization(p)
     return multiplied(specs, params, factors(p, specs, p.init_family).multiplier)
+
+
+def named(params: PyTree) -> PyTree:
+    """Parameters with their paths in the place of arrays."""
+    paths, structure = flatten_shapes(params)
+    return jax.tree.unflatten(structure, list(paths))
 
 
 def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | None = None) -> ForwardFactors:
@@ -363,6 +370,14 @@ def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
         raise SpecError(f"two parameters have the path {Counter(paths).most_common(1)[0][0]}: rename one")
     shapes = {path: tuple(leaf.shape) for path, (_, leaf) in zip(paths, leaves, strict=True)}
     return shapes, jax.tree.structure(params)
+
+
+def axis_names(params: PyTree) -> dict[str, tuple[Any, ...]]:
+    """{path: the names of its axes that the model declares, as by nn.with_partitioning; () without any}"""
+    boxes = jax.tree.leaves(parameters_only(params), is_leaf=_is_box)
+    names = [getattr(box, "names", None) or getattr(box, "out_sharding", None) or () for box in boxes]
+    repeated = (of for box, of in zip(boxes, names, strict=True) for _ in jax.tree.leaves(box))
+    return {path: tuple(of) for path, of in zip(flatten_shapes(params)[0], repeated, strict=True)}
 
 
 def _key(entry: Any) -> str:

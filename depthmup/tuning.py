@@ -305,7 +305,7 @@ def _about(training: Training, setup: SetupLike, base: tuple[int, int], chance: 
     return {
         "jax": settings(),
         "model": name_of(source),
-        "overrides": dict(getattr(source, "overrides", {})),
+        "overrides": {_plain(key): value for key, value in getattr(source, "overrides", {}).items()},
         "loss": _callable_name(training.criterion),
         "base": list(base),
         "parameterization": _settings_of(setup.parameterization),

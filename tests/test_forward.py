@@ -399,7 +399,7 @@ def test_attention_over_the_edges_of_a_graph():
 
     (site,) = [site for site in sites(with_branch(attend), PARAMS, X) if site.kind == "attention"]
     assert (sorted(site.parts), site.head_dim) == (["a_b", "a_w"], N)
-    assert contractions(with_branch(attend), PARAMS, X)[site.product] == N
+    assert contractions(jax.make_jaxpr(with_branch(attend))(PARAMS, X).jaxpr)[site.product] == N
 
 
 def test_what_is_no_attention():

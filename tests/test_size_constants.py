@@ -17,6 +17,7 @@ from depthmup.specs import leaves_of
 from tests.foreign.conditioned import T5Attention
 from tests.foreign.models import MODELS
 from tests.foreign.recurrent import WorldModel
+from tests.foreign.streams import LayerNormScaling
 from tests.foreign.table import TOKENS
 
 
@@ -94,6 +95,12 @@ def transformer(**numbers):
 def test_numbers_that_change(numbers, message):
     (text,) = warned(transformer(**numbers))
     assert re.search(message, text)
+
+
+def test_a_power_of_the_number_of_a_block():
+    """LayerNorm scaling. tests/foreign/test_slopes.py measures what setup says to multiply it by."""
+    (text,) = warned(functools.partial(LayerNormScaling, base=None), inputs=(np.ones((4, 5), np.float32),))
+    assert re.search(r"behind block_\*_norm/bias by the power -0.5 of .* multiply it by \(depth / 2\) \*\* 0.5", text)
 
 
 def test_a_number_of_the_depth_is_right_without_a_rule_of_depth():

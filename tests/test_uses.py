@@ -105,11 +105,11 @@ def test_axes(name):
 def test_entry_by_entry():
     both = uses(lambda h, scale, positions, kernel: (h * scale + positions) @ kernel, H, scale=(8,), positions=(6, 8),
                 kernel=(8, 5))  # fmt: skip
-    assert both.elementwise == {"scale", "positions"}
+    assert both.entries == {"scale": set(), "positions": set()}
     assert both.axes == {"kernel": "io"}
     assert both.layout == "in_out"
     outer = uses(lambda h, decay: jnp.exp(jnp.einsum("btd,dn->btdn", h, decay)).mean(-1), H, decay=(8, 8))
-    assert outer[:2] == ({}, {"decay"})
+    assert outer[:2] == ({}, {"decay": set()})
     scaled = uses(lambda h, v, g: h @ (v * g), H, v=(8, 5), g=(1, 5))  # one number for all entries is no axis
     assert scaled.axes == {"v": "io", "g": "-o"}
     assert uses(lambda h, a, b: h @ a.T @ b.T, H, a=(5, 8), b=(7, 5)).layout == "out_in"
@@ -122,30 +122,57 @@ def test_experts_that_see_the_same_input():
         return jnp.einsum("btef,efd->bted", each, down)
 
     read = uses(apply, H, up=(3, 8, 16), down=(3, 16, 8))
-    assert read.axes == {"up": "oio", "down": "-io"}
-    assert read.copied == {("up", 0)}
+    assert read.axes == {"up": "-io", "down": "-io"}
     heads = uses(lambda h, q, out: jnp.einsum("bthd,hde->bte", jnp.einsum("bte,ehd->bthd", h, q), out), H,
                  q=(8, 2, 4), out=(2, 4, 8))  # fmt: skip
-    assert not heads.copied
+    assert heads.axes == {"q": "ioo", "out": "iio"}
 
 
-def test_products_of_parameters_are_not_told():
-    low_rank = uses(lambda h, a, b: h @ (a @ b), H, a=(8, 2), b=(2, 5))
-    assert low_rank.axes == {}
-    queries = uses(lambda h, q, kernel, key: (q @ kernel) @ (h @ key).swapaxes(1, 2), H, q=(3, 8), kernel=(8, 4),
-                   key=(8, 4))  # fmt: skip
-    assert queries.axes == {"key": "io"}
-    assert "q" not in queries.elementwise
+def of_growing(apply, growing, **shapes):
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    return uses_of(traced(lambda params, h: apply(h, **params), params, (H,)), params, growing)
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        lambda h, a, b: h @ (a @ b),
+        lambda h, a, b: (2 * (a @ b).T @ h.swapaxes(1, 2)).swapaxes(1, 2),
+        lambda h, a, b: h @ jnp.einsum("ir,ro->oi", a, b).reshape(5, 2, 4).reshape(5, 8).T,
+    ],
+)
+def test_products_of_parameters_are_one_weight(apply):
+    assert uses(apply, H, a=(8, 2), b=(2, 5)).axes == {"a": "io", "b": "io"}
+
+
+def test_a_table_that_is_a_product():
+    read = uses(lambda tokens, a, b: (a @ b)[tokens], jnp.zeros((2, 6), int), a=(20, 2), b=(2, 8))
+    assert read.axes == {"a": "io", "b": "io"}
+
+
+GROWING_B = {("b", 1)}
+
+
+@pytest.mark.parametrize("act", [lambda product: product, jnp.tanh])
+def test_a_product_that_becomes_no_weight_has_a_layer(act):
+    read = of_growing(lambda h, a, b: h + act(a @ b), GROWING_B, a=(6, 2), b=(2, 8))
+    assert read.axes == {"b": "io"}
+    assert "a" in read.entries
+    neither = of_growing(lambda h, a, b: h + act(a @ b), (), a=(6, 2), b=(2, 8))
+    assert not neither.axes
+    assert not neither.entries
 
 
 def test_a_layer_of_learned_queries():
     """Of two parameters the one whose outputs grow with width is the weight."""
-    shapes = {"q": (3, 8), "kernel": (8, 4)}
-    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    apply = lambda params, h: h[..., :4] + (params["q"] @ params["kernel"]).sum(0)  # noqa: E731
     growing = {("q", 1), ("kernel", 0), ("kernel", 1)}
-    read = uses_of(traced(apply, params, (H,)), params, growing)
-    assert (read.axes, read.elementwise) == ({"kernel": "io"}, {"q"})
+    read = of_growing(lambda h, q, kernel: h[..., :4] + (q @ kernel).sum(0), growing, q=(3, 8), kernel=(8, 4))
+    assert (read.axes, read.entries) == ({"kernel": "io"}, {"q": set()})
+    attention = of_growing(
+        lambda h, q, kernel, key: (q @ kernel) @ (h @ key).swapaxes(1, 2), growing | {("key", 0), ("key", 1)},
+        q=(3, 8), kernel=(8, 4), key=(8, 4),
+    )  # fmt: skip
+    assert attention.axes == {"kernel": "io", "key": "io"}
 
 
 def test_a_learned_state():
@@ -159,7 +186,7 @@ def test_an_operation_without_a_rule_is_not_told():
     def apply(h, w):
         return h @ jax.pure_callback(lambda w: w, jax.ShapeDtypeStruct((8, 5), jnp.float32), w)
 
-    assert uses(apply, H, w=(8, 5))[:2] == ({}, frozenset())
+    assert uses(apply, H, w=(8, 5))[:2] == ({}, {})
     assert uses(lambda h, w: h @ jnp.fft.fft(w).real, H, w=(8, 5)).axes == {}
 
 

@@ -9,6 +9,7 @@ one that both factors share counts copies:
     jnp.einsum("bte,ehd->bthd", h, w)          w (width, heads, head_dim): "ioo"
     jnp.einsum("ebi,eio->ebo", h, w)           w (experts, in, out): "-io"
     table[tokens]                              table (vocabulary, width): "io"
+    h @ (a @ b)                                as (h @ a) @ b: a (width, rank): "io", b (rank, width): "io"
 
 Names decide nothing, nor do sizes.
 """
@@ -16,6 +17,7 @@ Names decide nothing, nor do sizes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
@@ -41,11 +43,26 @@ SAME_SHAPE = frozenset((
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
     "square", "stop_gradient", "sub", "tan", "tanh", "xor",
 ))  # fmt: skip
+# Those of a sum, or of one factor: a product of parameters stays one.
+LINEAR = frozenset((
+    "add", "add_any", "convert_element_type", "copy", "copy_p", "div", "mul", "neg", "pvary", "reduce_precision", "sub",
+    "select_n", "stop_gradient",
+))  # fmt: skip
 # Operations that keep the axes of their first operand, though maybe not the sizes.
 SAME_AXES = frozenset((
     "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "dynamic_slice", "pad", "reduce_window_sum", "rev",
     "slice", "sort", "split",
 ))  # fmt: skip
+
+
+class Side(NamedTuple):
+    """A factor of a product of two parameters: what the product does with its axes, and its parameters."""
+
+    letters: frozenset[tuple[Axis, Letter]]
+    paths: frozenset[str]
+
+    def axes(self, letter: Letter) -> set[Axis]:
+        return {axis for axis, of_axis in self.letters if of_axis == letter}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +73,14 @@ class Value:
     axes: what each axis comes from; of an activation, the axes of parameters that have just been multiplied with it.
     paths: of what is no activation, the parameters that it is made of.
     outputs: of an activation, the parameters' axes whose outputs its axes are; () if that is not known.
+    products: of what is no activation, the products of parameters that it is made of, the last one first.
     """
 
     is_activation: bool
     axes: Axes
     paths: frozenset[str] = frozenset()
     outputs: Axes = ()
+    products: tuple[tuple[Side, Side], ...] = ()
 
     @property
     def is_weight(self) -> bool:
@@ -73,15 +92,16 @@ class Uses(NamedTuple):
 
     axes: {path: a letter for each axis} of the parameters that products apply, or whose rows are looked up: i (inputs),
       o (outputs), - (neither). Parameters that the program uses in two ways, or in a way that has no rule, are left
-      out. elementwise: the paths of those whose entries act each on its own.
-    copied: axes of outputs that the next product shares with its weight, as those of experts that all see one input.
-    neurons: axes of entries that lie along outputs of a product, as those of a bias (heads, head_dim).
+      out. An axis of outputs that the next product shares with its weight counts copies, if it does not grow: experts
+      that all see one input.
+    entries: {path: the axes along which lie outputs of a product, as those of a bias (heads, head_dim)} of the
+      parameters whose entries act each on its own.
+    meetings: pairs of an axis of outputs and the axis of inputs by which the next product sums over it.
     """
 
     axes: dict[str, str]
-    elementwise: frozenset[str]
-    copied: frozenset[Axis]
-    neurons: frozenset[Axis]
+    entries: dict[str, set[int]]
+    meetings: frozenset[tuple[Axis, Axis]] = frozenset()
 
     @property
     def layout(self) -> Layout | None:
@@ -96,12 +116,18 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     shapes, reader = flatten_shapes(params)[0], _Reader(frozenset(growing))
     jaxpr, consts = program.closed.jaxpr, program.closed.consts
     arguments = [_parameter(path, shape) for path, shape in shapes.items()]
-    arguments += [_nothing(True, variable) for variable in jaxpr.invars[len(shapes) :]]
+    state = len(jaxpr.invars) - program.inputs
+    arguments += [_nothing(False, variable) for variable in jaxpr.invars[len(shapes) : state]]
+    arguments += [_nothing(True, variable) for variable in jaxpr.invars[state:]]
     reader.read(jaxpr, [_nothing(False, const) for const in consts], arguments)
     axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
     used = {path for path, _ in (*reader.uses, *reader.looked_up)}
-    entries = frozenset(reader.elementwise - used - reader.lost)
-    return Uses(axes, entries, frozenset(reader.copied), frozenset(reader.neurons))
+    entries = {
+        path: {axis for axis in range(len(shape)) if (path, axis) in reader.neurons}
+        for path, shape in shapes.items()
+        if path in reader.elementwise - used - reader.lost
+    }
+    return Uses(axes, entries, frozenset(reader.meetings))
 
 
 def _parameter(path: str, shape: Sequence[int]) -> Value:
@@ -142,7 +168,8 @@ class _Reader:
         self.uses: dict[Axis, set[Letter]] = defaultdict(set)
         self.looked_up: dict[Axis, set[Letter]] = defaultdict(set)
         self.members = set[Axis]()  # axes of which single members are taken
-        self.copied, self.neurons = set[Axis](), set[Axis]()  # as in `Uses`
+        self.copied, self.neurons = set[Axis](), set[Axis]()  # those that count copies; that lie along outputs
+        self.meetings = set[tuple[Axis, Axis]]()  # as in `Uses`
         self.lost, self.elementwise = set[str](), set[str]()
         self.records = True  # not while a loop's carries are not known yet
 
@@ -154,7 +181,8 @@ class _Reader:
             of_axis = uses.get((path, axis), set()) or ({"-"} if size == 1 or (path, axis) in self.members else set())
             if len(of_axis) != 1:
                 return ""
-            result += next(iter(of_axis))
+            copies = of_axis == {"o"} and (path, axis) in self.copied - self.growing
+            result += "-" if copies else next(iter(of_axis))
         is_product = any((path, axis) in uses for axis in range(len(shape)))
         return result if is_product and path not in self.lost else ""
 
@@ -258,23 +286,46 @@ class _Reader:
         self._note(self.looked_up, table, letters)
 
     def _note(self, uses: dict[Axis, set[Letter]], weight: Value, letters: Sequence[Letter]) -> None:
-        if self.records:
-            for axes, letter in zip(weight.axes, letters, strict=True):
-                for axis in axes:
-                    uses[axis].add(letter)
+        if not self.records:
+            return
+        notes = {(axis, letter) for axes, letter in zip(weight.axes, letters, strict=True) for axis in axes}
+        for side in (side for product in weight.products for side in product):  # in h @ (a @ b)
+            beside = {letter for axis, letter in notes if axis in side.axes("o")} - {"-"}
+            if len(beside) == 1:
+                notes |= {(axis, "o" if "i" in beside else "i") for axis in side.axes("i")}
+        for axis, letter in notes:
+            uses[axis].add(letter)
+
+    def _layers_of(self, value: Value) -> None:
+        """Note of products of parameters that become no weight which factor is a layer: the one with outputs that
+        grow."""
+        for product in value.products if self.records else ():
+            layers = [side for side in product if self.growing & side.axes("o")]
+            for side in product:
+                if len(layers) != 1:
+                    self.lost.update(side.paths)
+                elif side is not layers[0]:
+                    self.elementwise.update(side.paths)
+                else:
+                    for axis, letter in side.letters:
+                        self.uses[axis].add(letter)
 
     def _result(self, variable: Any, operands: Sequence[Value], axes: Axes) -> Value:
         """What an operation makes of operands. axes: of a result that has other ones, none are known."""
         is_activation = any(operand.is_activation for operand in operands)
         paths = frozenset[str]().union(*(operand.paths for operand in operands))
         axes = axes if len(axes) == _rank(variable) else _nothing(is_activation, variable).axes
-        return Value(is_activation, axes, frozenset() if is_activation else paths)
+        if is_activation:
+            return Value(True, axes)
+        return Value(False, axes, paths, products=_products(operands))
 
     def _elementwise(self, equation: Any, operands: list[Value]) -> Value:
         (variable,), rank = equation.outvars, _rank(equation.outvars[0])
         operands = [_spread(operand, of, variable) for operand, of in zip(operands, equation.invars, strict=True)]
         if any(operand.is_activation for operand in operands):
             factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
+            for operand in operands:
+                self._layers_of(operand)
             self.elementwise.update(*(operand.paths for operand in factors))
             outputs = next((operand.outputs for operand in operands if operand.outputs), ())
             for weight in (operand for operand in operands if operand.is_weight):
@@ -282,26 +333,43 @@ class _Reader:
             multiplied = equation.primitive.name in ("mul", "convert_element_type") and len(factors) == 1
             result = self._result(variable, operands, factors[0].axes if multiplied else ())
             return dataclasses.replace(result, outputs=outputs)
+        if any(operand.products for operand in operands) and equation.primitive.name not in LINEAR:
+            for operand in operands:
+                self._layers_of(operand)
+            return _nothing(True, variable)
         alike = [operand.axes for operand in operands if len(operand.axes) == rank]
         return self._result(variable, operands, tuple(frozenset().union(*axes) for axes in zip(*alike, strict=True)))
 
     def product(self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]]) -> Value:
         """Of two operands with these letters."""
-        weights = [pair for pair in zip(operands, letters, strict=True) if pair[0].is_weight]
-        if len(weights) == 2:  # of a layer and learned queries, the layer has the outputs that grow
-            weights = [pair for pair in weights if self._has_growing(*pair)]
-            if len(weights) == 1:
-                self.elementwise.update(*(operand.paths for operand in operands if operand is not weights[0][0]))
-            else:
-                self._lose(operands)
-        for operand, of_operand in weights:
-            self.use(operand, of_operand)
+        for operand, of_operand in zip(operands, letters, strict=True):
+            if operand.is_weight:
+                self.use(operand, of_operand)
         return _nothing(True, equation.outvars[0])
 
-    def _has_growing(self, weight: Value, letters: Sequence[Letter]) -> bool:
-        """Whether an axis of its outputs grows with width."""
-        outputs = (axes for axes, letter in zip(weight.axes, letters, strict=True) if letter == "o")
-        return any(not self.growing.isdisjoint(axes) for axes in outputs)
+    def product_of_weights(
+        self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]], copies: Sequence[Sequence[int]]
+    ) -> Value:
+        """Two parameters that make one weight, as those of a LoRA; or a layer that is applied to the other one, such as
+        to learned queries, whose number does not grow as their size does."""
+        axes = [axes for operand, of in zip(operands, letters, strict=True)
+                for axes, letter in zip(operand.axes, of, strict=True) if letter == "o"]  # fmt: skip
+        shared = [operands[0].axes[left] | operands[1].axes[right] for left, right in zip(*copies, strict=True)]
+        left, right = (
+            Side(
+                frozenset((axis, letter) for axes, letter in zip(value.axes, of, strict=True) for axis in axes),
+                value.paths,
+            )
+            for value, of in zip(operands, letters, strict=True)
+        )
+        result = self._result(equation.outvars[0], operands, (*shared, *axes))
+        result = dataclasses.replace(result, products=((left, right), *result.products))
+        outputs = [self.growing & side.axes("o") for side in (left, right)]
+        if all(outputs) or not self.growing & (left.axes("i") | right.axes("i")):
+            return result
+        self._layers_of(result)
+        activation = _nothing(True, equation.outvars[0])
+        return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *axes))
 
 
 def _either(values: Sequence[Value]) -> Value:
@@ -309,7 +377,11 @@ def _either(values: Sequence[Value]) -> Value:
     axes = tuple(frozenset[Axis]().union(*of) for of in zip(*(value.axes for value in values), strict=True))
     is_activation = any(value.is_activation for value in values)
     paths = frozenset[str]().union(*(value.paths for value in values))
-    return Value(is_activation, axes, frozenset() if is_activation else paths)
+    return Value(True, axes) if is_activation else Value(False, axes, paths, products=_products(values))
+
+
+def _products(values: Iterable[Value]) -> tuple[tuple[Side, Side], ...]:
+    return tuple(dict.fromkeys(product for value in values for product in value.products))
 
 
 def _dot_general(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
@@ -329,9 +401,15 @@ def _contract(reader: _Reader, equation: Any, operands: list[Value], numbers: An
         reader.elementwise.update(*(operand.paths for operand in operands))
         return reader._result(equation.outvars[0], operands, ())
     letters = [_letters(operand, *of) for operand, *of in zip(operands, contracted, copies, strict=True)]
-    for activation, weight, shared in zip(operands, operands[::-1], copies, strict=True):
+    for activation, weight, shared, left, right in zip(
+        operands, operands[::-1], copies, contracted, contracted[::-1], strict=True
+    ):
         if activation.outputs and weight.is_weight:
             reader.copied.update(*(activation.outputs[axis] for axis in shared))
+            for summed in zip(left, right, strict=True):
+                reader.meetings.update(itertools.product(activation.outputs[summed[0]], weight.axes[summed[1]]))
+    if all(operand.is_weight for operand in operands):
+        return reader.product_of_weights(equation, operands, letters, copies)
     nothing = frozenset[Axis]()
     outputs = [nothing] * len(copies[0])
     for operand, of_operand in zip(operands, letters, strict=True):

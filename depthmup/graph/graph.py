@@ -73,10 +73,11 @@ class Node:
 
 class Program(NamedTuple):
     """A traced forward pass. closed: its jaxpr, of parameters, state and inputs in this order. outputs: what it returns
-    of real numbers, in words."""
+    of real numbers, in words. inputs: the number of arrays among the inputs."""
 
     closed: Any
     outputs: Sequence[str]
+    inputs: int
 
 
 def traced(apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], state: Sequence[Any] = ()) -> Program:
@@ -98,7 +99,8 @@ def traced(apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], sta
         )
         return outputs
 
-    return Program(jax.make_jaxpr(logits)(*jax.tree.map(typed, (leaves, state_leaves, input_leaves))), names)
+    closed = jax.make_jaxpr(logits)(*jax.tree.map(typed, (leaves, state_leaves, input_leaves)))
+    return Program(closed, names, len(input_leaves))
 
 
 class Graph:
@@ -136,7 +138,7 @@ class Graph:
         rng = np.random.default_rng(seed)
         number = number or functools.partial(_random, rng)
 
-        closed, names = program or traced(apply, params, inputs, state)
+        closed, names, _ = program or traced(apply, params, inputs, state)
         self.nodes: list[Node] = []
         self.fed: set[Node] = set()
         self._members: set[Node] = set()  # that a scan's body takes from stacks by their number

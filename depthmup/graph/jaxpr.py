@@ -24,18 +24,13 @@ MORE = (
 KNOWN = frozenset((*(p.name for name, p in vars(primitives).items() if name.endswith("_p")), *MORE))
 
 
-def contractions(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> list[int]:
-    """The number of terms of each of the forward pass's CONTRACTIONS, in the order of the program."""
-    return contracted(jax.make_jaxpr(apply)(params, *inputs).jaxpr)
-
-
-def contracted(jaxpr: Any) -> list[int]:
-    """`contractions` of a program that was traced already."""
+def contractions(jaxpr: Any) -> list[int]:
+    """The number of terms of each of a program's CONTRACTIONS, in its order."""
     sizes: list[int] = []
     for equation in jaxpr.eqns:
         inner = inner_jaxpr(equation)
         if inner is not None:
-            sizes += contracted(inner[0])
+            sizes += contractions(inner[0])
         elif equation.primitive.name in CONTRACTIONS:
             sizes.append(summed(equation))
     return sizes

@@ -61,7 +61,25 @@ def branches(graph: Graph) -> list[Branch]:
     # queries, to which a part that sees the inputs is added.
     stream = _stream(graph, result)
     result = [branch for branch in result if graph.sees_inputs(branch.start) or branch.sum in stream]
+    result = [branch for branch in result if not _reaches_in(graph, branch, result)]
     return result + _injections(graph, result)
+
+
+def _reaches_in(graph: Graph, branch: Branch, branches: Sequence[Branch]) -> bool:
+    """Whether a sum inside another branch adds something from before it, which is no state of a stream: the values of
+    the first block, which all others add to their own (value residuals). Attention logits that blocks hand on are a
+    state."""
+    states = _states(graph, branch.start) & {other.sum for other in branches}
+    if states or any(branch.sum in _states(graph, other.start) for other in branches):
+        return False
+    if _product(graph, branch.end) in {product for *_, product in attentions(graph)}:
+        return False
+    before = graph.descendants([branch.start])
+    around = (other for other in branches if other.start in before and other.start is not branch.start)
+    return any(
+        branch.sum in _inside(graph, other) and branch.sum not in graph.ancestors(graph.output, other.end)
+        for other in around
+    )
 
 
 def _has_layers(graph: Graph, end: Node, start: Node) -> bool:
@@ -97,10 +115,15 @@ def _biased_attentions(graph: Graph) -> set[Node]:
     biased = collections.defaultdict[Node, list[Node]](list)
     for node in _additions(graph):
         for logits, bias in (node.operands, node.operands[::-1]):
-            if as_stored(before_numbers(graph, as_stored(logits))[0]) in products:
+            if _product(graph, logits) in products:
                 biased[bias].append(node)
     behind = graph.descendants(products)
     return {node for bias, nodes in biased.items() if len(nodes) > 1 or bias not in behind for node in nodes}
+
+
+def _product(graph: Graph, logits: Node) -> Node:
+    """The product of queries and keys, if there is no more to attention logits than numbers that multiply it."""
+    return as_stored(before_numbers(graph, as_stored(logits))[0])
 
 
 def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:

@@ -93,18 +93,23 @@ class Site:
 
 
 def sites(
-    apply: Callable[..., Any], params: PyTree, *inputs: Any, seed: int = 0, program: Program | None = None
+    apply: Callable[..., Any],
+    params: PyTree,
+    *inputs: Any,
+    seed: int = 0,
+    program: Program | None = None,
+    state: Sequence[Any] = (),
 ) -> list[Site]:
     """The branches, the readout and the attentions of `apply(params, *inputs)`, which returns the logits.
 
     Blocks that are scanned count once. Nothing of a parameter counts but its shape and dtype: the values of the test
     are random. Of the inputs, floating ones are replaced by random numbers too, positive ones if others give NaN. If
     these do, parameters are small: the values of a network without norms can overflow (EGNN). program: of `apply`, if
-    it was traced already.
+    it was traced already. state: as in `Graph`.
     """
-    program = program or traced(apply, params, inputs)
+    program = program or traced(apply, params, inputs, state)
     for positive, size in ((False, 1.0), (True, 1.0), (False, 0.125)):
-        graph = Graph(apply, params, inputs, seed, positive=positive, size=size, program=program)
+        graph = Graph(apply, params, inputs, seed, state=state, positive=positive, size=size, program=program)
         if not np.isnan(graph.output.value).any():
             break
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections import Counter
@@ -10,16 +11,26 @@ from typing import Any, cast, get_args
 
 import jax
 
-from depthmup.graph import Site, paths_of, sites, traced, uses_of
+from depthmup.graph import Program, Site, paths_of, sites, traced, uses_of
 from depthmup.infer.blocks import Lists, stack_axis
-from depthmup.infer.overrides import Override, Unclear, match, question
+from depthmup.infer.overrides import Override, Unclear, by_path, match, question
 from depthmup.infer.places import Pass, Places, places_of
-from depthmup.infer.reading import Reading, growing_axes, reading_of
+from depthmup.infer.reading import Reading, ends, growing_axes, refuse_unplaced
 from depthmup.infer.roles import NEEDED, Leaf, Roled, fans, of_entries, of_shape, overridden, readouts, role_of_axes
 from depthmup.infer.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import Role
-from depthmup.specs import Layout, ParamSpec, PyTree, SpecError, flatten_shapes, parameters_only, starred
+from depthmup.specs import (
+    Layout,
+    Overrides,
+    ParamSpec,
+    PyTree,
+    SpecError,
+    flatten_shapes,
+    named,
+    parameters_only,
+    starred,
+)
 
 
 def infer_specs(
@@ -30,7 +41,7 @@ def infer_specs(
     depth: int,
     residual: bool = True,
     layout: Layout | None = None,
-    overrides: Mapping[str, str] | None = None,
+    overrides: Overrides | None = None,
 ) -> PyTree:
     """The spec tree of `init_fn(width, depth)`: what each parameter is.
 
@@ -50,10 +61,11 @@ def infer_specs(
       layout: "in_out" for weights (..., in, out) (Flax, Haiku), "out_in" for (out, in, ...) (Equinox, PyTorch), of the
         parameters that no product of the forward pass applies. Without `apply` it must be said.
       overrides: {glob of parameter paths: what these parameters are}; an override wins over all that shapes and the
-        forward pass say. A role, a place, or both as "branch/ROLE". Places are "branch" (inside a residual branch),
-        "stream" (outside, on the residual stream in every block) and "trunk" (all else). Axes may follow, one letter
-        each: i (inputs), o (outputs), - (neither), as "hidden oi" for a kernel (out, in), "hidden -io" for (experts,
-        in, out), or "oi" alone.
+        forward pass say. The key may also be a function that selects parameters at each depth, such as
+        lambda m: m.blocks[0].up or lambda params: params["block_0"]["up"]. A role, a place, or both as "branch/ROLE".
+        Places are "branch" (inside a residual branch), "stream" (outside, on the residual stream in every block) and
+        "trunk" (all else). Axes may follow, one letter each: i (inputs), o (outputs), - (neither), as "hidden oi" for a
+        kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
 
     Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ForwardError for
     weights that repeat with depth and are in no residual addition; ValueError for bad arguments. Warns of an override
@@ -65,29 +77,27 @@ def infer_specs(
             "infer_specs needs the forward pass, apply=(width, depth, params, *inputs) -> logits and inputs; or, for "
             'shapes alone, layout="in_out" (Flax, Haiku) or "out_in" (Equinox, PyTorch)'
         )
-    reading = None
-    if apply is not None:
-        layout, reading = _read(init_fn, apply, inputs, width, depth, layout)
-    return inferred(init_fn, width, depth, residual, layout, overrides or {}, reading)
-
-
-def _read(
-    init_fn: InitFn, apply: Callable[..., Any], inputs: Sequence[Any], width: int, depth: int, layout: Layout | None
-) -> tuple[Layout | None, Reading]:
-    """(the layout of most matrices, what the forward pass says)"""
 
     def params_at(width: int, depth: int) -> PyTree:
         return jax.eval_shape(lambda: parameters_only(init_fn(width, depth)))
 
+    rules = by_path(overrides or {}, (named(params_at(width, d)) for d in (depth, 2 * depth)))
+    if apply is None:
+        return inferred(init_fn, width, depth, residual, layout, rules, None)
+
+    @functools.cache
+    def program_at(depth: int) -> Program:
+        return traced(functools.partial(apply, width, depth), params_at(width, depth), inputs)
+
     @functools.cache
     def sites_at(times: int) -> list[Site]:
-        return sites(functools.partial(apply, width, times * depth), params_at(width, times * depth), *inputs)
+        return sites(apply, params_at(width, times * depth), *inputs, program=program_at(times * depth))
 
     params = params_at(width, depth)
     shapes, wide = (flatten_shapes(of)[0] for of in (params, params_at(2 * width, depth)))
-    growing = growing_axes(shapes, wide)
-    uses = uses_of(traced(functools.partial(apply, width, depth), params, inputs), params, growing)
-    return layout or uses.layout, reading_of(uses, growing, shapes, sites_at)
+    uses = uses_of(program_at(depth), params, growing_axes(shapes, wide))
+    reading = Reading(uses, sites_at, lambda roles: refuse_unplaced(roles, shapes, sites_at(1)))
+    return inferred(init_fn, width, depth, residual, layout or uses.layout, rules, reading)
 
 
 def inferred(
@@ -118,26 +128,22 @@ def _check_arguments(init_fn: Any, width: Any, depth: Any, layout: Any, override
         raise ValueError(f"overrides must be {{glob of paths: what they are}}, got {short(overrides)}")
 
 
+@dataclasses.dataclass
 class _Inference:
     """One call of `infer_specs`. Its questions to the user are collected for one error: names are those of the
     parameters that they are about, guesses plausible overrides for other parameters."""
 
-    def __init__(
-        self,
-        shapes: Trees,
-        width: int,
-        depth: int,
-        residual: bool,
-        layout: Layout,
-        rules: Mapping[str, Override],
-        settled: Set[str],
-        reading: Reading | None,
-    ) -> None:
-        self.shapes, self.width, self.depth, self.residual, self.layout = shapes, width, depth, residual, layout
-        self.rules, self.settled, self.reading = rules, settled, reading
-        self.reasons: list[str] = []
-        self.names: set[str] = set()
-        self.guesses: dict[str, str] = {}
+    shapes: Trees
+    width: int
+    depth: int
+    residual: bool
+    layout: Layout
+    rules: Mapping[str, Override]
+    settled: Set[str]
+    reading: Reading | None
+    reasons: list[str] = dataclasses.field(default_factory=list)
+    names: set[str] = dataclasses.field(default_factory=set)
+    guesses: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def ask(self, name: str, unclear: Unclear) -> str:
         self.names.add(name)
@@ -151,10 +157,9 @@ class _Inference:
         stacks = {name: axis for name, axis in of_blocks.items() if not self._joins_outputs(name, axis)}
         leaves = {name: self._leaf(name, stacks.get(name)) for name in shapes.base}
         roled = self._roles(leaves, stacks, places)
-        growing = [name for name, leaf in leaves.items() if leaf.grow]
-        reading = self.reading
-        ends = (lambda: reading.ends(growing)) if reading else None
-        lookalikes, why = readouts(roled, leaves, self.settled, self.layout, ends)
+        growing, reading = [name for name, leaf in leaves.items() if leaf.grow], self.reading
+        by_program = (lambda: ends(reading.sites(1), shapes.base, growing)) if reading else None
+        lookalikes, why = readouts(roled, leaves, self.settled, self.layout, by_program)
         if why:
             self.names.update(lookalikes)
             self.reasons.append(why)
@@ -187,7 +192,7 @@ class _Inference:
 
     def _joins_outputs(self, name: str, axis: int) -> bool:
         """Whether an axis of blocks is one of a product: of the outputs for all blocks, and no stack."""
-        letters = self.reading.axes.get(name) if self.reading else None
+        letters = self.reading.uses.axes.get(name) if self.reading else None
         return letters is not None and letters[axis] != "-"
 
     def _has_moved(self, name: str) -> bool:
@@ -290,13 +295,13 @@ class _Inference:
             try:
                 if rule.role or rule.axes:
                     roled[name] = overridden(name, self.shapes.base[name], rule, leaf, self.layout, in_branch)
-                elif self.reading and seen in self.reading.axes:
-                    axes = self.reading.axes[seen]
+                elif self.reading and seen in self.reading.uses.axes:
+                    axes = self.reading.uses.axes[seen]
                     axes = "".join(letter for axis, letter in enumerate(axes) if axis != stacks.get(name))
                     roled[name] = Roled(role_of_axes(axes, leaf, in_branch), axes)
-                elif self.reading and seen in self.reading.entries:
+                elif self.reading and seen in self.reading.uses.entries:
                     stack = stacks.get(name, len(self.shapes.base[name]))
-                    neurons = [axis - (axis > stack) for axis in self.reading.entries[seen] if axis != stack]
+                    neurons = [axis - (axis > stack) for axis in self.reading.uses.entries[seen] if axis != stack]
                     roled[name] = of_entries(leaf, in_branch, seen in scalars, neurons)
                 else:
                     roled[name] = of_shape(leaf, in_branch, self.layout)

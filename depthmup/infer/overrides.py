@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple, cast, get_args
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, cast, get_args
+
+import jax
 
 from depthmup.names import unknown
 from depthmup.parameterization import ROLES, Role
-from depthmup.specs import Place, SpecError, globs, starred
+from depthmup.specs import Overrides, Place, SpecError, globs, starred
 
 PLACES: tuple[Place, ...] = get_args(Place)
 AXES = "io-"  # an axis of inputs, of outputs, of neither (experts, stacked blocks)
@@ -29,6 +31,39 @@ class Unclear(Exception):
     def __init__(self, why: str, guess: str) -> None:
         super().__init__(why)
         self.why, self.guess = why, guess
+
+
+def by_path(overrides: Overrides, models: Iterable[Any]) -> dict[str, str]:
+    """The overrides with globs alone: paths in the place of functions that select parameters.
+
+        by_path({lambda m: m.blocks[0].up: "trunk"}, [model])  # {"blocks/0/up/bias": "trunk", ...}
+
+    models: at one depth or at several, of which one may lack what is selected, with paths for arrays (`named`). Raises
+    SpecError for a function that selects no parameter of any of them.
+    """
+    result: dict[str, str] = {}
+    models = [] if not any(map(callable, overrides)) else list(models)
+    for key, value in overrides.items():
+        patterns, why = _selected(key, models) if callable(key) else ([key], "")
+        if not patterns:
+            raise SpecError(f"overrides: the function for {value!r} selects no parameter of the model{why}")
+        for pattern in patterns:
+            result.pop(pattern, None)  # the last one counts
+            result[pattern] = value
+    return result
+
+
+def _selected(select: Callable[[Any], Any], models: Iterable[Any]) -> tuple[list[str], str]:
+    """(the paths of what a function selects, as globs, its error if it raises one)"""
+    paths, why = dict[str, None](), ""
+    for model in models:
+        try:
+            leaves = jax.tree.leaves(select(model))
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            why = f": {type(error).__name__}: {error}"
+            continue
+        paths |= {leaf.replace("[", "[[]"): None for leaf in leaves if isinstance(leaf, str)}
+    return list(paths), why
 
 
 def match(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, Override]:

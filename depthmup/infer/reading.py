@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from depthmup.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of
 from depthmup.graph.axes import Axis
@@ -16,51 +15,14 @@ from depthmup.specs import Shape, globs, starred
 class Reading:
     """What the forward pass says of the parameters.
 
-    axes: {path: a letter for each axis} of the weights of products and of tables. entries: {path: the axes along which
-      lie the outputs of a layer} of the parameters whose entries act each on its own.
-    sites: (depth multiplied by) -> the sites of the forward pass.
-    ends: (paths of the parameters that grow with width) -> {path: "readout", "output" or "input"}, of the parameters
-      whose role the forward pass shows: readouts store the output factor, outputs come before a cosine, inputs are no
-      weights of a product.
+    uses: of each axis. sites: (depth multiplied by) -> the sites of the forward pass.
     refuse: ({path: role} of what repeats with depth and is in no branch) -> None; raises ForwardError if these
       parameters need a rule.
     """
 
-    axes: Mapping[str, str]
-    entries: Mapping[str, Collection[int]]
+    uses: Uses
     sites: Callable[[int], Sequence[Site]]
-    ends: Callable[[Collection[str]], Mapping[str, Role]]
     refuse: Callable[[Mapping[str, Role]], None]
-
-
-def reading_of(
-    uses: Uses,
-    growing: Set[Axis],
-    shapes: Mapping[str, Shape],
-    sites: Callable[[int], Sequence[Site]],
-    refuse: Callable[[Mapping[str, Role]], None] | None = None,
-) -> Reading:
-    """The reading of a model. growing: the axes of parameters that grow with width. shapes: of the parameters at the
-    width of the sites. The others are those of `Reading`; by default all that repeats with depth needs a rule."""
-
-    neurons = defaultdict[str, set[int]](set)
-    for path, axis in uses.neurons:
-        neurons[path].add(axis)
-    copies = uses.copied - growing
-
-    def letters(path: str) -> str:
-        """Those of its axes. An axis of outputs that the next product shares with its weight counts copies."""
-        return "".join(
-            "-" if letter == "o" and (path, axis) in copies else letter for axis, letter in enumerate(uses.axes[path])
-        )
-
-    return Reading(
-        axes={path: letters(path) for path in sorted(uses.axes)},
-        entries={path: neurons[path] for path in sorted(uses.elementwise)},
-        sites=sites,
-        ends=lambda growing: ends(sites(1), shapes, growing),
-        refuse=refuse or (lambda roles: refuse_unplaced(roles, shapes, sites(1))),
-    )
 
 
 def growing_axes(narrow: Mapping[str, Shape], wide: Mapping[str, Shape]) -> frozenset[Axis]:

@@ -154,6 +154,28 @@ def call_low_rank(params, tokens):
     return rms(jax.lax.scan(step, params["embed"][tokens], params["layers"])[0]) @ params["head"]
 
 
+# A matrix that is stored as a product of two, or as a matrix plus such a product (LoRA), one weight for what it meets
+
+
+def product_of_two(width, depth, key, rank=8):
+    def stored(key, rows, columns):
+        keys = jax.random.split(key, 3)
+        factors = {"a": normal(keys[1], depth, rows, rank), "b": normal(keys[2], depth, rank, columns)}
+        return {"w": normal(keys[0], depth, rows, columns), **factors}
+
+    keys = jax.random.split(key, 4)
+    layers = {"up": stored(keys[1], width, 2 * width), "down": stored(keys[2], 2 * width, width)}
+    return {"embed": jax.random.normal(keys[0], (20, width)), "layers": layers, "head": normal(keys[3], width, 20)}
+
+
+def call_product_of_two(params, tokens):
+    def step(h, layer):
+        up, down = (layer[name]["w"] + layer[name]["a"] @ layer[name]["b"] for name in ("up", "down"))
+        return h + jax.nn.gelu(rms(h) @ up) @ down, None
+
+    return rms(jax.lax.scan(step, params["embed"][tokens], params["layers"])[0]) @ params["head"]
+
+
 # A stack of matrices (out, in) beside others (in, out)
 
 
@@ -196,7 +218,11 @@ class Lambdas(nn.Module):
 ENDS = {"embed": "input", "head": "readout"}
 LOW_RANK = {"layers/*/w": "branch/hidden", "layers/gate/0": "branch/output", "layers/gate/1/w": "branch/input"}
 STACKED = ENDS | {"layers/*": "branch/hidden", "layers/scale": "branch/vector"}
+FACTORS = {"layers/*/w": "branch/hidden", "layers/*/a": "branch/output", "layers/*/b": "branch/input"}
 MODELS = {
+    "product_of_two": Foreign(
+        product_of_two, (TOKENS,), ENDS | FACTORS, {"call": call_product_of_two}, queries=("layers/*/a",)
+    ),
     "stacked_the_other_way_round": Foreign(
         the_other_way_round, (TOKENS,), STACKED, {"call": call_the_other_way_round}
     ),

@@ -1,5 +1,7 @@
 """Residual streams of Linen that branch, meet, carry more than activations, or have blocks of two kinds."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -252,8 +254,64 @@ class PickedTokens(nn.Module):
         return nn.Dense(3, name="head")(nn.RMSNorm(name="norm")(h))
 
 
+class LayerNormScaling(nn.Module):
+    """Norms divided by the root of the block's number (Sun et al. 2025), as that of a network of `base` blocks."""
+
+    width: int
+    depth: int
+    base: int | None = 2
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            y = nn.LayerNorm(name=f"block_{i}_norm")(h) * np.sqrt(self.depth / (self.base or self.depth) / (i + 1))
+            h = h + nn.Dense(self.width, name=f"block_{i}_down")(
+                nn.gelu(nn.Dense(2 * self.width, name=f"block_{i}_up")(y))
+            )
+        return nn.Dense(3, use_bias=False, name="head")(nn.LayerNorm(name="norm")(h))
+
+
+class ValueResidual(nn.Module):
+    """The values of the first block are added to those of all others (ResFormer); learned: times numbers of each block,
+    as in modded-nanogpt."""
+
+    width: int
+    depth: int
+    learned: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h, first = nn.Dense(self.width, name="embed")(x), None
+        for i in range(self.depth):
+            y, heads = nn.RMSNorm(name=f"block_{i}_norm")(h), (4, self.width // 4)
+            q, k, v = (nn.DenseGeneral(heads, use_bias=False, name=f"block_{i}_{name}")(y) for name in "qkv")
+            first = v if first is None else first
+            if self.learned:
+                numbers = self.param(f"block_{i}_lambdas", nn.initializers.constant(0.5), (2,))
+                v = numbers[0] * v + numbers[1] * first
+            elif i:
+                v = 0.5 * v + 0.5 * first
+            y = nn.dot_product_attention(q, k, v).reshape(h.shape)
+            h = h + nn.Dense(self.width, use_bias=False, name=f"block_{i}_out")(y)
+            h = h + mlp(h, self.width, f"block_{i}")
+        return nn.Dense(3, use_bias=False, name="head")(nn.RMSNorm(name="norm")(h))
+
+
 ENDS = trunk(embed="input", head="readout")
+# What makes the values that all blocks share.
+VALUES = {"block_0_v/kernel": "hidden", "block_0_norm/scale": "vector"}
 MODELS = {
+    "layer_norm_scaling": Foreign(LayerNormScaling, (ones(4, 5),), blocks("block_*") | ENDS | trunk(norm="vector")),
+    "value_residual": Foreign(
+        ValueResidual, (ones(2, 6, 5),), blocks("block_*") | VALUES | ENDS | trunk(norm="vector"),
+        queries=("*_q/*", "*_k/*"),
+    ),
+    "value_residual_learned": Foreign(
+        functools.partial(ValueResidual, learned=True), (ones(2, 6, 5),),
+        blocks("block_*") | {"block_*_lambdas": "branch/scalar"} | VALUES | ENDS | trunk(norm="vector"),
+        queries=("*_q/*", "*_k/*"),
+    ),
     "outer_skip": Foreign(
         OuterSkip, (ones(4, 5),),
         blocks("block_*") | {"block_*_norm/*": "stream/vector"} | ENDS | trunk(around="hidden", norm="vector"),

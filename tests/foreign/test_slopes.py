@@ -37,7 +37,7 @@ NAMES = (
     "transformer_xl", "resampler", "set_transformer", "squeezed", "mixture_density", "feature_pyramid",
     "masked_autoencoder", "fixed_head", "multi_query", "outer_skip", "parallel_blocks", "picked_tokens",
     "several_updates_of_edges", "one_list_of_inverted_residuals", "shared_block", "shared_post_norm", "alibi",
-    "graph_distances", "low_rank",
+    "graph_distances", "low_rank", "product_of_two", "layer_norm_scaling", "value_residual", "value_residual_learned",
     "siamese", "unrolled", "ensemble", "equinox_without_bias", "board",
     "value_behind_a_bottleneck", "bottlenecks", "pointer_generator", "two_towers",
     "layers_between_that_keep_size", "linear_attention", "linear_transformer",
