@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from depthmup.init_std import InitProgram, Std, evaluate, spread, traced
+from depthmup.init_std import InitProgram, Std, evaluate, traced
 from depthmup.names import at_least_one, short
 from depthmup.parameterization import Parameterization, Role, check_parameterization
 from depthmup.specs import ParamSpec, PyTree, Shape, check_shapes, flatten_shapes, leaves_of, parameters_only, starred
@@ -27,7 +27,8 @@ ERRORS = 5.0  # standard errors of sampling that a slope may be off
 class Init:
     """The init of one parameter. std: its standard deviation at the shape of the specs. width, depth: slopes of
     log2(std) per doubling, at the anchor; needed: the slope over width that its role needs (over depth it is 0).
-    factor: the number that must multiply the parameter."""
+    factor: the number that must multiply the parameter. values: of a parameter that starts at one number, that number
+    at the anchor, at twice its width and at twice its depth, which must be the same."""
 
     path: str
     role: Role
@@ -37,6 +38,7 @@ class Init:
     depth: float
     ok: bool
     factor: float
+    values: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +71,16 @@ class InitAudit:
         off = [row for row in self.rows if not row.ok]
         if not off:
             return "the init scales with width and depth as it should"
-        wide = max(len("parameter"), *(len(row.path) for row in off))
-        lines = [f"{'parameter':{wide}}  {'role':9}{'init std':>10}{'std ~ width^':>14}{'needed':>9}"
+        longest = max(len("parameter"), *(len(row.path) for row in off))
+        lines = [f"{'parameter':{longest}}  {'role':9}{'init std':>10}{'std ~ width^':>14}{'needed':>9}"
                  f"{'std ~ depth^':>14}{'needed':>9}{'factor':>10}"]  # fmt: skip
         for row in off:
-            lines.append(f"{row.path:{wide}}  {row.role:9}{row.std:10.4g}{row.width:14.2f}{row.needed:9.1f}"
+            if row.values:
+                at, wide, deep = (f"{value:.4g}" for value in row.values)
+                values = f"starts at {at}, at twice the width at {wide}, at twice the depth at {deep}"
+                lines.append(f"{row.path:{longest}}  {row.role:9} {values}, needed one number; factor {row.factor:.4g}")
+                continue
+            lines.append(f"{row.path:{longest}}  {row.role:9}{row.std:10.4g}{row.width:14.2f}{row.needed:9.1f}"
                          f"{row.depth:14.2f}{0.0:9.1f}{row.factor:10.4g}")  # fmt: skip
         return "\n".join(
             [*lines, f"The factors keep the init at width {self.anchor[0]}, depth {self.anchor[1]} as it is."]
@@ -94,7 +101,8 @@ def audit_init(
     the standard deviation of hidden weights, outputs and readouts must fall by sqrt(2) where width doubles, all others
     must stay, and none may change with depth. An init of .02 at every width fails, and so does one that `rescale` has
     scaled already, or that is divided by sqrt(depth) while the parameterization has a branch factor too. Parameters
-    that start constant (zeros, ones) pass.
+    that start at one number pass if it is the same at all sizes: a temperature of 1/sqrt(head_dim), a gain of
+    depth^-1/2 and a norm's scale of width^-1/2 fail.
 
     The program of init_fn is traced and evaluated on a sample of each parameter (`InitProgram.stds`): nothing of the
     size of the parameters is made. An initializer that is no elementwise function of random numbers, such as an
@@ -152,8 +160,14 @@ class Initializers:
             if std is None:
                 std = value * (width / w) ** slopes[0] * (depth / d) ** slopes[1]
             allowed = TOLERANCE + (ERRORS / math.sqrt(entries) / math.log(2) if entries else 0.0)
-            constant = not value and not wide[path].value  # such as a kernel of zeros
-            ok = constant or (abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed)
+            numbers = [at[path].constant for at in (start, wide, deep if comparable else start)]
+            values = tuple(number for number in numbers if number is not None)
+            if len(values) == len(numbers):
+                ok, number = bool(np.ptp(values) <= 1e-5 * np.abs(values).max()), target[spec.path].constant
+                factor = 1.0 if ok or not number else values[0] / number
+                rows.append(Init(spec.path, spec.role, 0.0, 0.0, 0.0, 0.0, ok, factor, values))
+                continue
+            ok = abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed
             factor = 1.0 if ok or not std else value / std * _growth(spec, shape, spec.shape, width / w) ** power
             rows.append(Init(spec.path, spec.role, std, slopes[0], needed, slopes[1], ok, factor))
         return InitAudit(tuple(rows), (w, d))
@@ -178,7 +192,7 @@ class Initializers:
 
         options = QUICK if jax.default_backend() == "cpu" else None
         values = [np.asarray(leaf) for leaf in jax.jit(run, compiler_options=options)()]
-        ran = {path: Std(spread(value), value.size, value.shape) for path, value in zip(paths, values, strict=True)}
+        ran = {path: Std.of(value, value.size, value.shape) for path, value in zip(paths, values, strict=True)}
         measured = {kind: ran[path] for kind, path in kinds.items()}
         return {path: measured.get((starred(path), std.shape), std) for path, std in stds.items()}
 

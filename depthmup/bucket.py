@@ -27,6 +27,7 @@ def folder(path: str | os.PathLike[str]) -> Path:
     Raises ValueError, in one line, for a bucket without a folder, where its package is not installed, and for what a
     `Path` or another kind of bucket is.
     """
+    check_path(path)
     text = os.fspath(path)
     if not in_bucket(path):
         if re.match("(gs|gcs|s3|az|hf):/", text):
@@ -78,6 +79,12 @@ def errors(path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         words = " ".join(str(error).split())
         raise OSError(f"{os.fspath(path)}: {type(error).__name__}: {words[:300]}") from error
+
+
+def check_path(path: object) -> None:
+    """Raises ValueError for what is no path of a folder."""
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
+        raise ValueError(f"workdir must be the path of a folder, got {path!r}")
 
 
 def make(path: Path) -> None:

@@ -5,6 +5,7 @@ A wrong verb, flag or workdir is an error before JAX is imported.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
@@ -61,7 +62,7 @@ def parse(argv: Sequence[str]) -> Sequence[str]:
         if "get_config() takes 0 positional arguments" in str(cause):
             fail("this config takes nothing behind a colon; the family of models stands behind default:")
         fail(str(cause))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         fail(f"{type(error).__name__} in the config file: {error}")
 
 
@@ -96,7 +97,9 @@ def call_of(words: Sequence[str]) -> tuple[str, Path | None, dict[str, Any]]:
         if values[name].value == "":
             raise ValueError(f"--{name}= is empty: give a value, or leave it out")
     if verb not in usage.VERBS or (len(words) > 1 and verb != "compare"):
-        raise ValueError(f"verb {' '.join(words)!r}: give one of {', '.join(usage.VERBS)}")
+        near = difflib.get_close_matches(verb, usage.VERBS, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near and near[0] != verb else ""
+        raise ValueError(f"verb {' '.join(words)!r}: give one of {', '.join(usage.VERBS)}{meant}")
     options = {name: values[name].value for name in usage.FLAGS if not values[name].using_default_value}
     for name in options:
         if verb not in usage.FLAGS[name].verbs:
@@ -104,6 +107,7 @@ def call_of(words: Sequence[str]) -> tuple[str, Path | None, dict[str, Any]]:
     process = {name: options.pop(name, None) for name in usage.PROCESS}
     if not process["distributed"] and any(value is not None for value in process.values()):
         raise ValueError("--coordinator, --processes and --process are for --distributed: give that too")
+    _check_process(process["coordinator"], process["processes"], process["process"])
     workdir = bucket.folder(values.workdir) if values.workdir else None
     if workdir and verb in usage.WRITE:
         if bucket.in_bucket(workdir) and verb not in usage.IN_BUCKET:
@@ -116,11 +120,25 @@ def call_of(words: Sequence[str]) -> tuple[str, Path | None, dict[str, Any]]:
     return verb, workdir, options
 
 
+def _check_process(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Raises ValueError for a coordinator or a number at which JAX would wait forever."""
+    port = re.fullmatch(r"[^:\s]+:(\d{1,5})|\[.+\]:(\d{1,5})", coordinator or "a:1")
+    if port is None or not 0 < int(port[1] or port[2]) < 2**16:
+        raise ValueError(f"--coordinator={coordinator} must be HOST:PORT, with a port from 1 to 65535")
+    if processes is not None and processes < 1:
+        raise ValueError(f"--processes must be at least 1, got {processes}")
+    if process is not None and not 0 <= process < (processes or process + 1):
+        raise ValueError(f"--process must be from 0 to --processes - 1, got {process}")
+
+
 def check_folder(path: Path) -> None:
     """Raises ValueError if results cannot be written into this folder, or if it cannot be made. It is not made here."""
     if bucket.in_bucket(path):
         return bucket.check(path)
-    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    try:
+        parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    except OSError as error:  # a name that is too long
+        raise ValueError(f"--workdir={str(path)[:40]}...: {error.strerror}; give another") from error
     if not parent.is_dir():
         raise ValueError(f"--workdir={path} is, or is inside, a file: give a folder")
     try:

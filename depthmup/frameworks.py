@@ -7,11 +7,13 @@ one of the other arrays (batch statistics, random keys, buffers).
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -42,7 +44,7 @@ class Model(abc.ABC):
     make: key -> the object that the user's factory returns.
     inputs, options: arguments and keyword arguments of a call, as in training.
     call: (model, *inputs) -> outputs, for a model that is not called itself. output: outputs -> logits.
-    factors: the forward factors of a model whose call takes them.
+    factors: the forward factors of a model whose call takes them. shape: (width, depth).
 
     The argument `model` of the methods is the user's form of the parameters and the state: Linen's variables, an NNX
     module, Haiku's params, a pytree. `join` makes it, `split` takes it apart.
@@ -55,6 +57,7 @@ class Model(abc.ABC):
     output: Callable[[Any], jax.Array]
     factors: ForwardFactors | None = None
     training: bool = True
+    shape: tuple[int, int] = (0, 0)
 
     layout: ClassVar[Layout | None] = None  # of infer_specs, where the framework has one
     init_calls: ClassVar[bool] = False  # whether the framework's init runs the forward pass
@@ -63,10 +66,30 @@ class Model(abc.ABC):
         """(params, state) by the model's own initializers."""
         return self.split(self.make(key))
 
-    @abc.abstractmethod
     def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         """(logits, state after the call). key: of dropout and other random numbers of this call, in a framework whose
-        models have no random state of their own; None: one whose values do not matter."""
+        models have no random state of their own; None: one whose values do not matter.
+
+        An axis name that nothing binds, as that of BatchNorm(axis_name="batch"), is one of size 1: one device."""
+        with self.saying_where():
+            return _with_axes(lambda: self._run(params, state, *inputs, key=key))
+
+    @contextlib.contextmanager
+    def saying_where(self) -> Iterator[None]:
+        """An error of the model's own says at which shape it was called."""
+        try:
+            yield
+        except Exception as error:
+            width, depth = self.shape
+            called = ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(self.inputs) if _is_array(x))
+            note = f"(setup made the model at width {width}, depth {depth}, and called it with {called})"
+            if note not in getattr(error, "__notes__", []):
+                error.add_note(note)
+            raise
+
+    @abc.abstractmethod
+    def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+        """`run` of each framework."""
 
     def with_factors(self, factors: ForwardFactors) -> Model:
         """The model with these factors, if it takes any. They may be traced."""
@@ -124,7 +147,8 @@ class Model(abc.ABC):
 
     @functools.cached_property
     def _traced_init(self) -> Any:
-        return jax.make_jaxpr(self.init, return_shape=True)(jax.random.key(KEY))
+        with self.saying_where():
+            return jax.make_jaxpr(self.init, return_shape=True)(jax.random.key(KEY))
 
     @functools.cached_property
     def made_up_state(self) -> PyTree:
@@ -165,25 +189,27 @@ class LinenModel(Model):
         factors = {} if self.factors is None else {"factors": self.factors}
         return self.split(self.made.init(rngs, *self.inputs, **factors, **self.options))
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+    def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         # A stream that has no key of its own, such as "noise", takes the one named "params".
-        rngs = dict.fromkeys(("params", "dropout"), _key(key))
-        outputs, after = self.apply(
-            self.join(params, state), *inputs, rngs=rngs, mutable=[*state, "intermediates"], **self.options
-        )
+        rngs, mutable = dict.fromkeys(("params", "dropout"), _key(key)), [*state.keys() - {"params"}, "intermediates"]
+        outputs, after = self.apply(self.join(params, state), *inputs, rngs=rngs, mutable=mutable, **self.options)
         return self.output(outputs), {name: after.get(name, value) for name, value in state.items()}
 
     def of(self, model: Any) -> Callable[..., Any]:
         return functools.partial(self.made.apply, model)
 
     def join(self, params: PyTree, state: PyTree) -> Any:
-        return {"params": params, **state}
+        """Variables whose "params" are those and, of the state, what is none: arrays of integers."""
+        others = state.get("params")
+        return {**state, "params": params if others is None else _first(params, others)}
 
     def split(self, model: Any) -> tuple[PyTree, PyTree]:
-        if "params" not in model:
-            some = ", ".join(list(model)[:3])
-            raise TypeError(f"expected Linen's variables, {{'params': ...}}, as init returns them; got {{{some}, ...}}")
-        return model["params"], {name: model[name] for name in model if name not in ("params", "intermediates")}
+        if not isinstance(model, Mapping) or "params" not in model:
+            what = f"{{{', '.join(list(model)[:3])}, ...}}" if isinstance(model, Mapping) else type(model).__name__
+            raise TypeError(f"expected Linen's variables, {{'params': ...}}, as init returns them; got {what}")
+        state = {name: model[name] for name in model if name not in ("params", "intermediates")}
+        params, others = model["params"], without_parameters(model["params"])
+        return (parameters_only(params), {**state, "params": others}) if jax.tree.leaves(others) else (params, state)
 
     def statistics(self, state: PyTree) -> list[Any]:
         return jax.tree.leaves(state.get("batch_stats", {}))
@@ -199,7 +225,7 @@ class HaikuModel(Model):
     def init(self, key: Any) -> tuple[PyTree, PyTree]:
         return self.split(self.made.init(key, *self.inputs, **self.options))
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+    def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         model = (params, state) if self._stateful else (params,)
         rng = (_key(key),) if self._takes_rng else ()
         outputs = self.made.apply(*model, *rng, *inputs, **self.options)
@@ -235,7 +261,7 @@ class NNXModel(Model):
 
     layout = "in_out"
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+    def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         module = self.join(params, state)
         if not self.training:
             module.eval()
@@ -253,7 +279,7 @@ class NNXModel(Model):
 
         if not isinstance(model, nnx.Module):
             raise TypeError(f"expected the module that init returns; got a {type(model).__name__}")
-        params, state = nnx.state(model, nnx.Param, ...)
+        params, state = nnx.state(model, _is_trained, ...)
         return params, state
 
     @property
@@ -289,11 +315,12 @@ class NNXModel(Model):
         definitions = []
 
         def parts() -> tuple[PyTree, PyTree]:
-            definition, *trees = nnx.split(self._traced(), nnx.Param, ...)
+            definition, *trees = nnx.split(self._traced(), _is_trained, ...)
             definitions.append(definition)
             return trees[0], trees[1]
 
-        traced = jax.make_jaxpr(parts, return_shape=True)()
+        with self.saying_where():
+            traced = jax.make_jaxpr(parts, return_shape=True)()
         return definitions[0], traced
 
     @functools.cached_property
@@ -308,7 +335,7 @@ class NNXModel(Model):
 class PytreeModel(Model):
     """Users hold the model, a pytree that has its arrays: Equinox's modules, or parameters beside a function."""
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+    def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         return self.output(self.apply(self.evaluated(self.join(params, state)), *inputs, **self.options)), state
 
     def evaluated(self, model: Any) -> Any:
@@ -323,8 +350,7 @@ class PytreeModel(Model):
         return _merged(params, state, self.made)
 
     def split(self, model: Any) -> tuple[PyTree, PyTree]:
-        state = jax.tree.map(lambda leaf: leaf if _is_array(leaf) and not is_parameter(leaf) else None, model)
-        return parameters_only(model), state
+        return parameters_only(model), without_parameters(model)
 
     @functools.cached_property
     def made(self) -> Any:
@@ -358,7 +384,7 @@ class StatefulEquinoxModel(EquinoxModel):
     The parameters are the module's alone: they have its structure.
     """
 
-    def run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
+    def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         outputs, after = self.apply(self.evaluated(self.join(params, state)), *inputs, **self.options)
         return self.output(outputs), (state[0], after)
 
@@ -379,12 +405,44 @@ class StatefulEquinoxModel(EquinoxModel):
 
 def _merged(params: PyTree, state: PyTree, made: PyTree) -> PyTree:
     """A pytree with the arrays of `params` and `state` and the leaves of `made` that are no arrays."""
-    constants = jax.tree.map(lambda leaf: None if _is_array(leaf) else leaf, made)
+    return _first(params, state, jax.tree.map(lambda leaf: None if _is_array(leaf) else leaf, made))
+
+
+def _first(*trees: PyTree) -> PyTree:
+    """Of each leaf the first that is not None."""
     return jax.tree.map(
         lambda *leaves: next((leaf for leaf in leaves if leaf is not None), None),
-        *(params, state, constants),
+        *trees,
         is_leaf=lambda leaf: leaf is None,
     )
+
+
+def without_parameters(tree: PyTree) -> PyTree:
+    """The tree with its arrays that are no parameters, and None for all else."""
+    return jax.tree.map(lambda leaf: leaf if _is_array(leaf) and not is_parameter(leaf) else None, tree)
+
+
+def _is_trained(path: Any, value: Any) -> bool:
+    """Whether a variable of NNX is a parameter: codes of integers are state."""
+    from flax import nnx
+
+    return isinstance(value, nnx.Param) and is_parameter(value)
+
+
+def _with_axes(call: Callable[[], Any]) -> Any:
+    """What a call returns, in which every axis name that nothing binds is an axis of size 1."""
+    names: list[str] = []
+    while True:
+        bound = call
+        for name in names:
+            bound = jax.vmap(bound, in_axes=(), out_axes=None, axis_name=name, axis_size=1)
+        try:
+            return bound()
+        except NameError as error:
+            unbound = re.search(r"unbound axis name: (\w+)", str(error))
+            if unbound is None or unbound[1] in names:
+                raise
+            names.append(unbound[1])
 
 
 def as_returned(outputs: Any) -> Any:
@@ -420,7 +478,8 @@ def adapt(
     elif "key" in arguments:
         kind, make = PytreeModel, lambda key: factory(width, depth, key=key)
     else:
-        module = factory(width, depth)
+        with jax.ensure_compile_time_eval():  # of its arrays, where `setup` is called inside of jit
+            module = factory(width, depth)
         linen = isinstance(module, nn.Module)
         kind, make = LinenModel if linen else HaikuModel if _is_of("haiku", module) else None, lambda key: module
         if kind is None:
@@ -431,11 +490,11 @@ def adapt(
             )
         if call is not None:
             raise TypeError("call= is for models that are called themselves; for Linen and Haiku pass options=")
-    model = kind(make, inputs, options, call, output)
+    model = kind(make, inputs, options, call, output, shape=(width, depth))
     if kind is PytreeModel and _is_of("equinox", model.made):
-        model = EquinoxModel(make, inputs, options, call, output)
+        model = EquinoxModel(make, inputs, options, call, output, shape=(width, depth))
     elif kind is PytreeModel and isinstance(model.made, tuple) and _is_of("equinox", model.made[-1]):
-        model = StatefulEquinoxModel(make, inputs, options, call, output)
+        model = StatefulEquinoxModel(make, inputs, options, call, output, shape=(width, depth))
     if call is None and not isinstance(model, (LinenModel, HaikuModel)) and not callable(model.made):
         raise TypeError(
             f"the factory gives a {type(model.made).__name__}, which cannot be called: pass call=lambda model, x: ..."

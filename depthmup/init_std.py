@@ -42,11 +42,19 @@ MOVES = frozenset((
 class Std(NamedTuple):
     """value: the standard deviation of a parameter's entries, None if the program does not tell. entries: the number of
     random entries that it was computed from; None where they are so evenly spread that it has no error. shape: of the
-    parameter."""
+    parameter. constant: what all of its entries are, or None."""
 
     value: float | None
     entries: int | None
     shape: Shape
+    constant: float | None = None
+
+    @classmethod
+    def of(cls, entries: Any, count: int | None, shape: Shape) -> Std:
+        """From entries that stand for all of a parameter."""
+        std = spread(entries)
+        constant = None if std or not np.size(entries) else float(np.ravel(np.asarray(entries))[0].real)
+        return cls(std, count if std else None, shape, constant)
 
 
 class Unknown(Exception):
@@ -102,13 +110,14 @@ def _std(closed: Any, out: Any) -> Std:
         value = _Program(closed.jaxpr, closed.consts, key, np.random.default_rng(0)).read(out)
     except Unknown:
         return Std(None, None, out.aval.shape)
-    std = spread(value.entries)
-    return Std(std, np.size(value.entries) if value.kind == "array" and std else None, out.aval.shape)
+    return Std.of(value.entries, np.size(value.entries) if value.kind == "array" else None, out.aval.shape)
 
 
 def spread(entries: Any) -> float:
-    """The standard deviation in double precision."""
+    """The standard deviation in double precision; 0 of no entries."""
     entries = np.asarray(entries)
+    if not entries.size:
+        return 0.0
     return float(entries.astype(np.complex128 if np.iscomplexobj(entries) else np.float64).std())
 
 

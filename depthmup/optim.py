@@ -11,7 +11,18 @@ import optax
 
 from depthmup.names import NOT_NEGATIVE, POSITIVE, Range, check_32_bits, short, unknown
 from depthmup.parameterization import FAMILIES, FamilyName, LeafFactors, Parameterization, check_parameterization
-from depthmup.specs import ParamSpec, PyTree, check_shapes, is_hidden, is_spec, leaves_of, rescaling, shift
+from depthmup.specs import (
+    ParamSpec,
+    PyTree,
+    check_shapes,
+    is_hidden,
+    is_spec,
+    leaves_of,
+    matched,
+    named_as,
+    rescaling,
+    shift,
+)
 from depthmup.specs import factors as leaf_factors
 
 Decay = Literal["uncoupled", "coupled"]
@@ -68,10 +79,14 @@ def _muon(specs: PyTree, momentum: Any, nesterov: bool, b1: Any, b2: Any, eps: A
 
     def of_matrices(tree: PyTree) -> PyTree:
         """The axes of each leaf, but where a leaf is hidden."""
+        if is_hidden(tree):
+            return tree
         weights, treedef = jax.tree.flatten(tree, is_leaf=is_hidden)
         return jax.tree.unflatten(treedef, [w if is_hidden(w) else dims for w, dims in zip(weights, axes, strict=True)])
 
     def labels(tree: PyTree) -> PyTree:  # NNX hands over trees without the variables that its specs have
+        if is_hidden(tree):
+            return "adam"
         return jax.tree.unflatten(
             jax.tree.structure(tree, is_leaf=is_hidden), ["muon" if yes else "adam" for yes in hidden]
         )
@@ -172,7 +187,8 @@ def scale_by_parameterization(
 
     Source: docs/rules.md section 0, rows `SGD LR` to `Shampoo2 LR`.
     """
-    return _of_specs(specs, scale_by_tree(leaf_factors(p, specs, family).lr))
+    lr = by_path(specs, leaf_factors(p, specs, family).lr)
+    return of_parameters(specs, lambda specs: scale_by_tree(of_each_spec(specs, lr)))
 
 
 def scale_by_eps_factors(p: Parameterization, specs: PyTree) -> optax.GradientTransformation:
@@ -181,7 +197,9 @@ def scale_by_eps_factors(p: Parameterization, specs: PyTree) -> optax.GradientTr
     Put it after clipping, right before `optax.scale_by_adam` or another transformation m / (sqrt(v) + eps).
     Source: docs/rules.md section 0, row `Adam eps`.
     """
-    return _of_specs(specs, scale_by_tree(jax.tree.map(lambda e: 1 / e, leaf_factors(p, specs, "adam").eps)))
+    return of_parameters(
+        specs, lambda specs: scale_by_tree(jax.tree.map(lambda e: 1 / e, leaf_factors(p, specs, "adam").eps))
+    )
 
 
 def optimizer(
@@ -231,11 +249,15 @@ def optimizer(
     # Adafactor's root mean square and Muon's singular values are those of a whole leaf, of which a form may have stored
     # only some entries times a factor.
     applied = p.in_form("mup") if name in OTHERS else p
-    factors = leaf_factors(applied, specs, families_of(name, specs))
-    tx = from_factors(
-        factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, specs=specs, **chosen
-    )
-    return _of_specs(specs, around_offsets(p, specs, tx if applied is p else in_form_mup(p, specs, tx)))
+
+    def tx_of(specs: PyTree) -> optax.GradientTransformation:
+        factors = leaf_factors(applied, specs, families_of(name, specs))
+        tx = from_factors(
+            factors, name, learning_rate, weight_decay=weight_decay, decay=decay, mask=mask, specs=specs, **chosen
+        )
+        return around_offsets(p, specs, tx if applied is p else in_form_mup(p, specs, tx))
+
+    return of_parameters(specs, tx_of)
 
 
 def from_factors(
@@ -288,7 +310,7 @@ def clip_by_global_norm(p: Parameterization, specs: PyTree, norm: float | jax.Ar
         POSITIVE.check("norm", norm)
     if p.form == "mup":
         return optax.clip_by_global_norm(norm)
-    return after_clipping(norm, optax.identity(), divisor(p, specs))
+    return of_parameters(specs, lambda specs: after_clipping(norm, optax.identity(), divisor(p, specs)))
 
 
 def after_clipping(
@@ -376,14 +398,44 @@ def stored_divided(divisor: PyTree, tx: optax.GradientTransformation) -> optax.G
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _of_specs(specs: PyTree, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`tx`, whose `init` raises SpecError for parameters of another model or shape than the specs'."""
+def of_parameters(
+    specs: PyTree, tx_of: Callable[[PyTree], optax.GradientTransformation], some: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """What `tx_of` makes of the specs in the structure of the parameters that it is given (`matched`).
+
+    some: whether a part of the parameters will do. Its `init` raises SpecError for parameters of another model or shape
+    than the specs'."""
+    whole = tx_of(specs)
+    made: dict[str, optax.GradientTransformation] = {}
+
+    def of(fitting: PyTree) -> optax.GradientTransformationExtraArgs:
+        if fitting is specs:
+            return optax.with_extra_args_support(whole)
+        key = str(jax.tree.structure(fitting, is_leaf=is_spec))
+        if key not in made:
+            made[key] = tx_of(fitting)
+        return optax.with_extra_args_support(made[key])
 
     def init(params: PyTree) -> PyTree:
-        check_shapes(specs, params)
-        return tx.init(params)
+        fitting = matched(specs, params)
+        if not is_hidden(params):
+            check_shapes(fitting if some else specs, named_as(fitting, params))
+        return of(fitting).init(params)
 
-    return optax.GradientTransformation(init, tx.update)
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        return of(matched(specs, updates)).update(updates, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def by_path(specs: PyTree, tree: PyTree) -> dict[str, Any]:
+    """{path: value} of a tree in the structure of the specs."""
+    return dict(zip((spec.path for spec in leaves_of(specs)), jax.tree.leaves(tree), strict=True))
+
+
+def of_each_spec(specs: PyTree, values: Mapping[str, Any]) -> PyTree:
+    """The values of paths, in the structure of the specs."""
+    return jax.tree.map(lambda spec: values[spec.path], specs, is_leaf=is_spec)
 
 
 def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
@@ -393,9 +445,13 @@ def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
 
 
 def scaled(tree: PyTree, scale: PyTree) -> PyTree:
-    """Each leaf times a scalar, in the leaf's dtype; leaves hidden by `optax.masked` stay hidden."""
+    """Each leaf times a scalar, in the leaf's dtype; leaves hidden by `optax.masked` stay hidden, and those that are no
+    parameters, which have no scalar, as they are."""
     return jax.tree.map(
-        lambda leaf, s: leaf if is_hidden(leaf) else leaf * jnp.asarray(s, leaf.dtype), tree, scale, is_leaf=is_hidden
+        lambda leaf, s: leaf if is_hidden(leaf) or s is None else leaf * jnp.asarray(s, leaf.dtype),
+        tree,
+        scale,
+        is_leaf=is_hidden,
     )
 
 

@@ -11,21 +11,22 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 
-from depthmup import optim, recommended
+from depthmup import bucket, optim, recommended
 from depthmup.audit import InitAudit
 from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
-from depthmup.data.batch_checks import check_loss, not_finite, shapes_of, too_large
+from depthmup.data.batch_checks import check_callable, check_loss, checked_batch, not_finite, shapes_of, too_large
 from depthmup.declare import SIZE
 from depthmup.explain import Explanation, explain, pattern
 from depthmup.forward import layers as layers_of
-from depthmup.frameworks import LinenModel, Model, as_returned
+from depthmup.frameworks import Model, as_returned
 from depthmup.gain import GainAudit
 from depthmup.measure import (
     CoordinateReport,
@@ -61,9 +62,8 @@ from depthmup.specs import (
     parameters_only,
     rescale,
     starred,
-    subset,
 )
-from depthmup.wrap_optimizer import rules_of, wrap, wrapped
+from depthmup.wrap_optimizer import rules_of, wrapped
 
 if TYPE_CHECKING:
     from depthmup.report.result import SweepResult
@@ -145,13 +145,21 @@ def setup(
     unknown setting.
     """
     _check_arguments(inputs, settings)
+    _check_kinds(factory, options, call, output, overrides, layout)
     p = _parameterization(name, base, settings)
     run = run_of(batch, steps, base_batch, base_steps, batch_rule)
     source = Source(p, factory, inputs, options or {}, call, output, overrides or {}, residual, layout, fan_in_init)
-    if isinstance(name, str) and p.has_base and "base_head_dim" not in settings and "attention" in p.kinds:
-        source = source.with_base_heads()
-    m = _at(source, width, depth, run)
-    for message in setup_warnings(source, width, depth):
+    try:
+        if isinstance(name, str) and p.has_base and "base_head_dim" not in settings and "attention" in p.kinds:
+            source = source.with_base_heads()
+        m = _at(source, width, depth, run)
+        messages = setup_warnings(source, width, depth)
+    except jax.errors.UnexpectedTracerError as error:
+        raise TypeError(
+            "the model keeps an array that its factory computed in a closure or a static field, where JAX sees none: "
+            "compute it with NumPy, or inside jax.ensure_compile_time_eval()"
+        ) from error
+    for message in messages:
         warnings.warn(message, SetupWarning, stacklevel=2)
     return m
 
@@ -193,13 +201,27 @@ def _check_arguments(inputs: Sequence[Any], settings: Mapping[str, Any]) -> None
         raise ValueError(f"inputs must be those of a call, arrays or jax.ShapeDtypeStruct, got {short(inputs)}")
 
 
+def _check_kinds(factory: Any, options: Any, call: Any, output: Any, overrides: Any, layout: Any) -> None:
+    """Raises ValueError for arguments of `setup` that are of another kind than its types say."""
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ValueError(
+            f"factory must make the model, such as lambda width, depth: Net(width, depth), got {short(factory)}"
+        )
+    for name, value, right in (
+        ("call must be a function (model, *inputs) -> outputs", call, call is None or callable(call)),
+        ("output must be a function of what the call returns", output, callable(output)),
+        ("options must be a dict of keyword arguments", options, options is None or isinstance(options, Mapping)),
+        ("overrides must be a dict {GLOB: ROLE}", overrides, overrides is None or isinstance(overrides, Mapping)),
+    ):
+        if not right:
+            raise ValueError(f"{name}, got {short(value)}")
+    if layout not in (None, *get_args(Layout)):
+        raise unknown("layout", layout, get_args(Layout))
+
+
 def _main(families: PyTree) -> FamilyName:
     """The family that stands for an optimizer of several."""
     return max(jax.tree.leaves(families), key=lambda name: FAMILIES[name].gradient)
-
-
-def _paths(specs: PyTree) -> tuple[str, ...]:
-    return tuple(spec.path for spec in leaves_of(specs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -286,22 +308,38 @@ class Setup:
         return self.model.apply(model, *args, **options)
 
     def optimizer(
-        self, name: str, learning_rate: optax.ScalarOrSchedule, **options: Any
+        self,
+        name: str,
+        learning_rate: optax.ScalarOrSchedule,
+        *,
+        momentum: float | jax.Array | None = None,
+        nesterov: bool | None = None,
+        b1: float | jax.Array | None = None,
+        b2: float | jax.Array | None = None,
+        eps: float | jax.Array | None = None,
+        weight_decay: optax.ScalarOrSchedule = 0.0,
+        decay: optim.Decay = "uncoupled",
+        mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     ) -> optax.GradientTransformation:
-        """`dm.optimizer` of this model's parameters, for Linen also of {"params": parameters}; or of some of them, such
-        as NNX's of one type (nnx.LoRAParam), or an Equinox model's without those that are frozen.
+        """`dm.optimizer` of this model's parameters, in whatever holds them: {"params": parameters}, arrays without
+        their boxes, plain, frozen or flat dicts, what Orbax restores without a target. Or of some of them, such as
+        NNX's of one type (nnx.LoRAParam), or an Equinox model's without those that are frozen.
 
         Args:
-          name, learning_rate, options: of `dm.optimizer`: learning_rate is the base's, a number or a schedule of Optax.
+          name, learning_rate and the others: of `dm.optimizer`: learning_rate is the base's, a number or a schedule of
+            Optax. optax.inject_hyperparams(m.optimizer, static_args="mask") makes them parts of the state.
 
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
         """
-        self._warn_of_rules(optim.families_of(name, self.specs), options.get("decay") == "coupled")
+        self._warn_of_rules(optim.families_of(name, self.specs), decay == "coupled")
+        numbers = dict(momentum=momentum, nesterov=nesterov, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+        options = {"learning_rate": learning_rate, **numbers}
         if self.run:
-            options = self.run.scaled(name, {"learning_rate": learning_rate, **options})
-            learning_rate = options.pop("learning_rate")
-        return self._of_parameters(
-            lambda specs: optim.optimizer(self.parameterization, specs, name, learning_rate, **options)
+            options = self.run.scaled(name, options)
+        return optim.of_parameters(
+            self.specs,
+            lambda specs: optim.optimizer(self.parameterization, specs, name, **options, decay=decay, mask=mask),
+            some=True,
         )
 
     def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
@@ -309,24 +347,17 @@ class Setup:
         `optimizer` of a depth rule of another optimizer. With a base batch size the learning rate follows its rule;
         what is inside `tx` does not: `m.run.scaled` has the values of b1, b2, eps and decay. family: of `dm.wrap`."""
         rules = rules_of(self.specs, tx, family)
-        self._warn_of_rules(rules.families, False)
-        whole = wrapped(self.parameterization, self.specs, rules)
-        factor = self.run.factors(_main(rules.families))["learning_rate"] if self.run else 1.0
-        if factor != 1:
-            return optax.chain(self._wrapped(whole, tx, family), optax.scale(factor))
-        return self._wrapped(whole, tx, family)
+        self._warn_of_rules(list(rules.families.values()), False)
+        whole = wrapped(self.parameterization, self.specs, rules, some=True)
+        factor = self.run.factors(_main(list(rules.families.values())))["learning_rate"] if self.run else 1.0
+        return whole if factor == 1 else optax.chain(whole, optax.scale(factor))
 
     def clip_by_global_norm(self, norm: float) -> optax.GradientTransformation:
         """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes. It goes in front,
         optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)), and holds at every width and depth as far
         as the gradient of the weights does."""
-        return self._of_parameters(lambda specs: optim.clip_by_global_norm(self.parameterization, specs, norm))
-
-    def _wrapped(
-        self, whole: optax.GradientTransformation, tx: optax.GradientTransformation, family: PyTree | None
-    ) -> optax.GradientTransformation:
-        return self._of_parameters(
-            lambda specs: whole if specs is self.specs else wrap(self.parameterization, specs, tx, family=family)
+        return optim.of_parameters(
+            self.specs, lambda specs: optim.clip_by_global_norm(self.parameterization, specs, norm), some=True
         )
 
     def audit_gain(self) -> GainAudit:
@@ -452,7 +483,9 @@ class Setup:
         """
         p = self.parameterization
         width, depth = p.base_or(self.width, self.depth)
-        self._check_batch(loss, tuple(batch))
+        if workdir is not None:
+            bucket.check_path(workdir)
+        self._check_batch(loss, checked_batch(batch))
         sizes = {"width": width, "depth": depth, "title": p.name, **options}
         widths = [k * width for k in (1, 2, 4)] if widths is None else widths
         depths = [k * depth for k in (1, 2, 4, 8)] if depths is None else depths
@@ -666,6 +699,8 @@ class Setup:
         (`m.at`) says by how much the one tuned at the first must change at the second. Raises ForwardError if layers
         are not found, and what `dm.maximal_update` raises.
         """
+        check_callable(loss)
+        batch, probe = checked_batch(batch), checked_batch(batch if probe is None else probe)
         tx = self.optimizer(optimizer, 1.0) if isinstance(optimizer, str) else optimizer(self)
         model, leaves = self.model, leaves_of(self.specs)
         blocks = self.parameterization.count_blocks(leaves[0].depth)
@@ -674,7 +709,6 @@ class Setup:
         def apply(params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
             return model.run(params, state, *inputs)[0]
 
-        probe = batch if probe is None else probe
         outputs = layers_of(apply, params, [model.made_up_state], probe[:-1], blocks)
 
         @jax.jit
@@ -704,6 +738,7 @@ class Setup:
           batch: (*inputs, targets), of which all gradients of parts are compared. part: examples of a part.
           model: what `init` returned, or training made of it; None: a new init.
         """
+        check_callable(loss)
         if model is None:
             params, state = self.fresh(jax.random.key(0))
         else:
@@ -712,7 +747,7 @@ class Setup:
         def loss_of(params: PyTree, part: Sequence[Any]) -> jax.Array:
             return loss(self.model.run(params, state, *part[:-1])[0], part[-1])
 
-        return noise_scale(lambda part: jax.grad(loss_of)(params, part), tuple(batch), part)
+        return noise_scale(lambda part: jax.grad(loss_of)(params, part), checked_batch(batch), part)
 
     def probe(
         self,
@@ -727,6 +762,8 @@ class Setup:
             raise unknown("groups", groups, GROUPS)
         if callable(optimizer):
             tx = optimizer(self)
+            if not (hasattr(tx, "init") and hasattr(tx, "update")):
+                raise ValueError(f"optimizer must make an Optax transformation, it makes {short(tx)}")
         else:
             linear = FAMILIES[optim.family_of(optimizer)].linear
             tx = self.optimizer(optimizer, RATES[linear] if learning_rate is None else learning_rate)
@@ -737,6 +774,7 @@ class Setup:
             params, state = widened(self._rescaled(*model.init_eagerly(jax.random.key(hyper["seed"]))))
             return params, state, tx.init(params)
 
+        @jax.jit  # a step is traced several times, and this once
         def seen(params: PyTree, state: PyTree, batch: Sequence[Any]) -> Any:
             """(gradients, {quantity: its value})"""
             *inputs, targets = batch
@@ -751,9 +789,11 @@ class Setup:
             (_, values), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
             return grads, {**values, "hidden": values["hidden"] / inside}
 
+        wide = functools.cache(lambda: in_float32(seen, *model.shapes, batch))
+
         def step(carry: Any, batch: Sequence[Any], hyper: Any) -> Any:
             params, state, kept = carry
-            grads, values = in_float32(seen, *model.shapes, batch)(params, state, batch)
+            grads, values = wide()(params, state, batch)
             updates, kept = tx.update(grads, kept, params)
             updates = jax.tree.map(lambda update, trains: update * trains, updates, hyper["trains"])
             return (optax.apply_updates(params, updates), state, kept), values
@@ -771,28 +811,3 @@ class Setup:
                 p = self.parameterization.in_form("mup")
                 return p.forward_factors(width=spec.width, depth=spec.depth).output
         return 1.0
-
-    def _of_parameters(self, tx_of: Callable[[PyTree], optax.GradientTransformation]) -> optax.GradientTransformation:
-        """The transformation that `tx_of` makes of the specs of those parameters that it is given."""
-        transformations = {_paths(self.specs): tx_of(self.specs)}
-
-        def boxed(tree: PyTree) -> bool:
-            return isinstance(self.model, LinenModel) and set(tree) == {"params"}
-
-        def wrapped_for(tree: PyTree) -> optax.GradientTransformationExtraArgs:
-            specs = subset(self.specs, tree)
-            if _paths(specs) not in transformations:
-                transformations[_paths(specs)] = tx_of(specs)
-            return optax.with_extra_args_support(transformations[_paths(specs)])
-
-        def init(params: PyTree) -> PyTree:
-            params = params["params"] if boxed(params) else params
-            return wrapped_for(params).init(params)
-
-        def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> Any:
-            if not boxed(updates):
-                return wrapped_for(updates).update(updates, state, params, **extra)
-            updates, state = update(updates["params"], state, params and params["params"], **extra)
-            return {"params": updates}, state
-
-        return optax.GradientTransformationExtraArgs(init, update)

@@ -137,15 +137,17 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
 def _unused(source: Source, width: int, depth: int) -> str:
     """Weights on which the logits do not depend, outside the blocks: shapes alone cannot tell read-ins and outputs.
     (In the last block something often acts on nothing.)"""
-    unused = paths_of(source.sites(width, depth), "unused") if source.output is not as_returned else frozenset[str]()
+    unused = paths_of(source.sites(width, depth), "unused")
     weights = ("input", "hidden", "output", "readout")
     leaves = leaves_of(source.roles(width, depth))
     paths = {spec.path for spec in leaves if spec.path in unused and spec.role in weights and not spec.in_branch}
     if not paths:
         return ""
+    what = "the model" if source.output is as_returned else "output="
     return (
-        f"what output= returns does not depend on {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
-        "come from shapes alone: let output= return everything that the loss looks at, or check them with explain()"
+        f"what {what} returns does not depend on {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
+        "come from shapes alone: return everything that the loss looks at, also what is sown, with output=, or check "
+        "them with explain()"
     )
 
 
@@ -287,6 +289,7 @@ def _unseen(source: Source, width: int, depth: int) -> list[str]:
             texts.append(
                 f"what {operation} makes of {', '.join(names)} is not seen, so shapes alone say what these "
                 "are: look at explain(), and correct them by overrides={GLOB: ROLE}"
+                + (", or set up on a mesh of one device" if operation == "shard_map" else "")
             )
         if "attention" in source.p.kinds and not all(of_calls):
             texts.append(
@@ -355,8 +358,12 @@ def _init(audit: InitAudit) -> str:
     for row in sorted(audit.rows, key=lambda row: abs(row.width - row.needed) + abs(row.depth)):
         if not row.ok:
             worst[starred(row.path), row.role] = row
+    width, depth = audit.anchor
     off = [
-        f"{path} ({role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, needed width^{row.needed:g}"
+        f"{path} ({role}): starts at {row.values[0]:.4g} at width {width} and depth {depth}, at {row.values[1]:.4g} at "
+        f"width {2 * width}, at {row.values[2]:.4g} at depth {2 * depth}, needed one number"
+        if row.values
+        else f"{path} ({role}): std ~ width^{row.width:.2f} depth^{row.depth:.2f}, needed width^{row.needed:g}"
         for (path, role), row in worst.items()
     ]
     if off:

@@ -321,15 +321,62 @@ def parameters_only(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf if is_parameter(leaf) else None, tree)
 
 
-def subset(specs: PyTree, tree: PyTree) -> PyTree:
-    """The specs of the parameters that a tree has, which may be some of them; all specs where it is no part of them."""
-    if any(is_hidden(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_hidden)) or not jax.tree.leaves(tree):
-        return specs
+def matched(specs: PyTree, tree: PyTree) -> PyTree:
+    """The specs of the parameters that a tree has, in the tree's structure; `specs` where that is theirs, or where the
+    tree has other parameters.
+
+    Paths match, whatever holds the parameters: some of them, {"params": ...}, plain or frozen dicts, a flat one with
+    keys "a/b" or ("a", "b"), arrays without their boxes, what Orbax restores without a target, parts that
+    `optax.masked` hides.
+    """
     by_path = {spec.path: spec for spec in leaves_of(specs)}
-    paths, treedef = flatten_shapes(tree)
-    if len(paths) == len(by_path) or not paths.keys() <= by_path.keys():
+    if is_hidden(tree) or not jax.tree.leaves(tree):
         return specs
-    return jax.tree.unflatten(treedef, [by_path[path] for path in paths])
+    tree = parameters_only(tree)
+    structure = jax.tree.structure(tree, is_leaf=is_hidden)
+    if not jax.tree.leaves(tree, is_leaf=is_hidden):
+        return specs
+    if _equal(structure, jax.tree.structure(specs, is_leaf=is_spec)):
+        return specs
+    leaves: list[Any] = []
+    for path, leaf in _named_leaves(tree):
+        name = _known(path, by_path)
+        if name in by_path:
+            leaves.append(by_path[name])
+        elif is_hidden(leaf):
+            leaves.append({other: spec for other, spec in by_path.items() if other.startswith(f"{name}/")})
+        else:
+            return specs
+    return jax.tree.unflatten(structure, leaves)
+
+
+def named_as(specs: PyTree, tree: PyTree) -> PyTree:
+    """What `matched` gave specs for, by the paths of the specs; the tree itself where it has other parameters."""
+    named: dict[str, Any] = {}
+
+    def name(leaf: Any, spec: Any) -> None:
+        named[spec.path if is_spec(spec) else f"hidden {len(named)}"] = leaf
+
+    try:
+        jax.tree.map(name, parameters_only(tree), specs, is_leaf=is_hidden)
+    except ValueError:
+        return tree
+    return named
+
+
+def _equal(structure: Any, other: Any) -> bool:
+    try:
+        return structure == other
+    except Exception:  # of what a module keeps beside its arrays, such as an array of NumPy
+        return False
+
+
+def _known(path: str, known: Collection[str]) -> str:
+    """The name that a path has among those that are known: without {"params": ...} around all, and without the name of
+    a box's array, which remains where the box is lost."""
+    inner = path.removeprefix("params/")
+    return next((name for name in (path, inner, *(p.removesuffix("/value") for p in (path, inner))) if name in known),
+                inner)  # fmt: skip
 
 
 def check_shapes(specs: PyTree, params: PyTree) -> None:
@@ -347,7 +394,7 @@ def check_shapes(specs: PyTree, params: PyTree) -> None:
                 f"which are those of width {spec.width} and depth {spec.depth}"
             )
     missing = by_path.keys() - shapes.keys()
-    hidden = any(isinstance(leaf, optax.MaskedNode) for leaf in jax.tree.leaves(params, is_leaf=is_hidden))
+    hidden = any(is_hidden(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_hidden))
     if missing and not hidden:
         raise SpecError(f"parameters and specs are of different models: there is no parameter {min(missing)}")
 
@@ -356,20 +403,25 @@ def flatten_shapes(params: PyTree) -> tuple[dict[str, Shape], Any]:
     """({path: shape} of the parameters in tree order, the tree's structure); a path joins the tree's keys by '/':
     'blocks/3/kernel'. A '/' inside a key becomes '|' where two paths would be equal otherwise."""
     params = parameters_only(params)
-    leaves: list[tuple[Any, Any]] = []
-    for path, box in jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_box)[0]:
-        inner = jax.tree_util.tree_flatten_with_path(box)[0]
-        # The array of an NNX variable or a Linen box goes by the name of the box.
-        leaves += [(path if len(inner) == 1 and _is_box(box) else (*path, *end), leaf) for end, leaf in inner]
+    leaves = [(path, leaf) for path, leaf in _named_leaves(params) if not is_hidden(leaf)]
     if not leaves:
         raise SpecError("the model has no parameters")
+    return {path: tuple(leaf.shape) for path, leaf in leaves}, jax.tree.structure(params)
+
+
+def _named_leaves(params: PyTree) -> list[tuple[str, Any]]:
+    """(path, leaf) of the parameters and of what `optax.masked` hides, in tree order."""
+    leaves: list[tuple[Any, Any]] = []
+    for path, box in jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: _is_box(x) or is_hidden(x))[0]:
+        inner = jax.tree_util.tree_flatten_with_path(box, is_leaf=is_hidden)[0]
+        # The array of an NNX variable or a Linen box goes by the name of the box.
+        leaves += [(path if len(inner) == 1 and _is_box(box) else (*path, *end), leaf) for end, leaf in inner]
     keys = [[_key(entry) for entry in path] for path, _ in leaves]
     often = Counter("/".join(parts) for parts in keys)
     paths = ["/".join(k if often["/".join(k)] == 1 else [key.replace("/", "|") for key in k]) for k in keys]
     if len(set(paths)) < len(paths):
         raise SpecError(f"two parameters have the path {Counter(paths).most_common(1)[0][0]}: rename one")
-    shapes = {path: tuple(leaf.shape) for path, (_, leaf) in zip(paths, leaves, strict=True)}
-    return shapes, jax.tree.structure(params)
+    return list(zip(paths, (leaf for _, leaf in leaves), strict=True))
 
 
 def axis_names(params: PyTree) -> dict[str, tuple[Any, ...]]:
@@ -381,7 +433,8 @@ def axis_names(params: PyTree) -> dict[str, tuple[Any, ...]]:
 
 
 def _key(entry: Any) -> str:
-    return str(next(getattr(entry, f) for f in ("key", "idx", "name") if hasattr(entry, f)))
+    key = next(getattr(entry, f) for f in ("key", "idx", "name") if hasattr(entry, f))
+    return "/".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
 def _is_box(node: object) -> bool:
@@ -394,8 +447,8 @@ def is_parameter(leaf: Any) -> bool:
 
 
 def is_hidden(leaf: object) -> bool:
-    """Whether `optax.masked` hides the leaf."""
-    return isinstance(leaf, optax.MaskedNode)
+    """Whether `optax.masked` hides the leaf, or `optax.tree_map_params` all of them."""
+    return isinstance(leaf, optax.MaskedNode) or type(leaf).__name__ == "_ParamsPlaceholder"
 
 
 def _check_absorbable(leaves: list[ParamSpec]) -> None:

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, get_args
@@ -25,8 +25,8 @@ from depthmup.data.user_feed import size_of as batch_size_of
 from depthmup.declare import SIZE
 from depthmup.fit.curve import POINTS
 from depthmup.fit.transfer import MARGIN, margin_of
-from depthmup.names import POSITIVE, Range, at_least_one, short, unknown
-from depthmup.optim import OPTIONS
+from depthmup.names import FINITE, POSITIVE, Range, at_least_one, floats, listed, short, unknown
+from depthmup.optim import OPTIONS, check_numbers
 from depthmup.parameterization import Parameterization
 from depthmup.recipe import SCHEDULES, Recipe
 from depthmup.report.result import SweepResult
@@ -77,8 +77,10 @@ def sweep(
     **options: Any,
 ) -> SweepResult:
     """`Setup.sweep`, which explains the arguments."""
-    if workdir is not None and (not isinstance(workdir, str | Path) or "\0" in str(workdir)):
-        raise SettingsError(f"workdir must be the path of a folder, got {short(workdir)}")
+    if workdir is not None:
+        bucket.check_path(workdir)
+    if not isinstance(shard, tuple | list) or len(shard) != 2:
+        raise SettingsError(f"shard must be (i, n), part i of n, got {short(shard)}")
     study = study_of(setup, loss, batches, **options)
     return _run(study, workdir, shard=shard, progress=progress, executor=executor, retries=retries)
 
@@ -132,18 +134,22 @@ def study_of(
     """The study that `Setup.sweep` runs. Raises SettingsError for arguments that cannot be trained."""
     durations, batch_sizes = _several("steps", steps), _several("batch_size", batch_size)
     base_steps = setup.run.base_steps if setup.run and len(durations) > 1 else durations[0]
-    runs = tuple(map(_run_size, sizes))
+    runs = tuple(map(_run_size, listed("sizes", sizes)))
     _check_names(schedule, until, fixed, measure)
     _check_numbers(base_steps, warmup, seeds, max_seeds, until)
-    for name, value in (("per_octave", per_octave), ("max_trials", max_trials), ("measure_points", measure_points)):
+    counts = {"per_octave": per_octave, "max_trials": max_trials, "measure_points": measure_points}
+    for name, value in {**counts, "max_seeds": max_seeds}.items():
         at_least_one(name, value)
     for name, value in (("at_once", 1 if at_once is None else at_once), ("devices_per_trial", devices_per_trial)):
         at_least_one(name, value)
-    if clip is not None:
-        POSITIVE.check("clip", clip)
+    for name, number, numbers in (("clip", clip, POSITIVE), ("chance", chance, FINITE)):
+        if number is not None:
+            numbers.check(name, number)
     feeds = _feeds(batches, durations, batch_sizes, runs, evaluate, setup.run)
-    setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in against}}
+    setups = {setup.parameterization.name: setup, **{name: setup.under(name) for name in listed("against", against)}}
     optimizers = _optimizers(optimizer)
+    if not optimizers:
+        raise SettingsError("optimizer is empty: give a name, or a function (setup, ...) -> a transformation")
     width, depth = setup.parameterization.base_or(setup.width, setup.depth)
     axes, constants = _axes(hyperparameters, optimizers)
     rates, is_search = _rates(learning_rates, optimizers, per_octave)
@@ -185,9 +191,8 @@ def study_of(
         fixed=fixed,
         runs=runs,
     )
-    study = dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
     _check_batches(study, training, max([*study.durations, base_steps, *(size.steps for size in runs)]))
-    return study
+    return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
 
 
 def _check_batches(study: ModelStudy, training: Training, steps: int) -> None:
@@ -246,7 +251,7 @@ def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
     """The value or the values of a size; () where none is given."""
     if values is None:
         return ()
-    sizes = _sizes(name, (values,) if isinstance(values, int | np.integer) else values)
+    sizes = _sizes(name, values if isinstance(values, Iterable) and not isinstance(values, str) else (values,))
     if not sizes:
         raise SettingsError(f"{name} is empty: give a value")
     return sizes
@@ -254,7 +259,7 @@ def _several(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
 
 def _sizes(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """The values of a size, each once. Raises ValueError otherwise, and unless they are whole numbers of at least 1."""
-    sizes = tuple(at_least_one(name, value) for value in values)
+    sizes = tuple(at_least_one(name, value) for value in listed(name, values))
     for value in sizes if name in ("widths", "depths") else ():
         Range(**SIZE).check(name, value)
     if len(set(sizes)) < len(sizes):
@@ -332,14 +337,17 @@ def _settings_of(p: Parameterization) -> dict[str, Any]:
 
 def _optimizers(optimizers: Any) -> dict[str, Optimizer | None]:
     """{name: None, or what makes the transformation}"""
-    if isinstance(optimizers, str):
+    if isinstance(optimizers, str) or not (callable(optimizers) or isinstance(optimizers, Iterable)):
         optimizers = [optimizers]
     if callable(optimizers):
         return {_callable_name(optimizers): optimizers}
     if isinstance(optimizers, Mapping):
+        for name, make in optimizers.items():
+            if not callable(make):
+                raise SettingsError(f"optimizer {name!r} must be a function of the setup, got {short(make)}")
         return dict(optimizers)
-    for name in optimizers:
-        if name not in OPTIONS:
+    for name in (optimizers := list(optimizers)):
+        if not isinstance(name, str) or name not in OPTIONS:
             raise unknown(
                 "optimizer", name, OPTIONS, "; for another give a function, lambda m: m.wrap(optax.NAME(1.0))"
             )
@@ -354,7 +362,10 @@ def _axes(hyperparameters: Mapping[str, Any], optimizers: Mapping[str, Any]) -> 
     for name, value in hyperparameters.items():
         if len(named) == len(optimizers) and name not in known:
             raise unknown("argument of sweep, or hyperparameter", name, known)
-        if isinstance(value, tuple | list):
+        several = isinstance(value, tuple | list)
+        for number in value if several else (value,):
+            check_numbers({name: number})
+        if several:
             axes.append(Axis(f"optimizer.{name}", tuple(value), len(named) == len(optimizers)))
         else:
             fixed[name] = value
@@ -370,7 +381,7 @@ def _rates(learning_rates: LearningRates, optimizers: Mapping[str, Any], per_oct
                 f"no learning rate is known for {missing[0]}: give learning_rates=, a list, or one to search from"
             )
         return {name: GRIDS[name] for name in optimizers}, False
-    values: Any = np.atleast_1d(np.asarray(learning_rates, np.float64))
+    values: Any = np.atleast_1d(floats("learning_rates", learning_rates))
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise SettingsError(f"learning rates must be positive and finite, got {learning_rates}")
     if values.size == 1:

@@ -18,9 +18,9 @@ import numpy as np
 import optax
 
 from depthmup.names import unknown
-from depthmup.optim import around_offsets, in_form_mup, scaled
+from depthmup.optim import around_offsets, in_form_mup, of_parameters, scaled
 from depthmup.parameterization import FAMILIES, FamilyName, Parameterization
-from depthmup.specs import ParamSpec, PyTree, check_shapes, is_spec, leaves_of
+from depthmup.specs import ParamSpec, PyTree, is_spec, leaves_of
 from depthmup.specs import factors as leaf_factors
 
 Leaves = list[np.ndarray]
@@ -69,11 +69,11 @@ FANS = ((8, 8), (8, 16), (16, 8), (16, 16))  # SIZES differ from each other at t
 
 
 class Rules(NamedTuple):
-    """A transformation, and for each leaf in tree order its family and the probed update."""
+    """A transformation, and for each path of a parameter its family and the probed update."""
 
     tx: optax.GradientTransformation
-    families: list[FamilyName]
-    updates: list[Update]
+    families: dict[str, FamilyName]
+    updates: dict[str, Update]
 
 
 def wrap(
@@ -120,15 +120,22 @@ def rules_of(specs: PyTree, tx: optax.GradientTransformation, family: PyTree | N
     updates = _probed(specs, tx, names)
     families = [_resolved(*row) for row in zip(leaves, names, updates, strict=True)]
     _warn_of_contradictions(leaves, names, updates)
-    return Rules(
-        tx, families, [u if u.family == name else Update(None) for u, name in zip(updates, families, strict=True)]
-    )
+    updates = [u if u.family == name else Update(None) for u, name in zip(updates, families, strict=True)]
+    paths = [spec.path for spec in leaves]
+    return Rules(tx, dict(zip(paths, families, strict=True)), dict(zip(paths, updates, strict=True)))
 
 
-def wrapped(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientTransformationExtraArgs:
-    """`wrap` with the rules that `rules_of` returned."""
+def wrapped(
+    p: Parameterization, specs: PyTree, rules: Rules, some: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """`wrap` with the rules that `rules_of` returned. some: of `of_parameters`."""
+    return of_parameters(specs, lambda specs: _with_factors(p, specs, rules), some)
+
+
+def _with_factors(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientTransformation:
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
-    tx, families, updates = rules
+    tx = rules.tx
+    families, updates = [rules.families[s.path] for s in leaves], [rules.updates[s.path] for s in leaves]
     mup = p.in_form("mup")
     factors = leaf_factors(mup, specs, jax.tree.unflatten(treedef, families))
     lr, eps, decay = map(jax.tree.leaves, factors[2:])
@@ -148,13 +155,7 @@ def wrapped(p: Parameterization, specs: PyTree, rules: Rules) -> optax.GradientT
         return scaled(updates, scale), state
 
     of_weights = optax.GradientTransformationExtraArgs(inner.init, update)
-    stored = around_offsets(p, specs, in_form_mup(p, specs, of_weights))
-
-    def init(params: PyTree) -> PyTree:
-        check_shapes(specs, params)
-        return stored.init(params)
-
-    return optax.GradientTransformationExtraArgs(init, stored.update)
+    return around_offsets(p, specs, in_form_mup(p, specs, of_weights))
 
 
 def _size_at_base(p: Parameterization, spec: ParamSpec, update: Update) -> float:

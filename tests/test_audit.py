@@ -122,3 +122,61 @@ def test_another_model():
     specs = dm.infer_specs(init, layout="in_out", width=64, depth=2)
     with pytest.raises(dm.SpecError, match="the specs have no blocks/2/b"):
         dm.audit_init(dm.parameterization("mup"), specs, lambda w, d: init(w, d + 1))
+
+
+def starting_at(value):
+    """The init with a parameter more, which starts at value(width, depth)."""
+    return lambda w, d: {**init(w, d), "gain": jnp.full((3,), value(w, d), jnp.float32)}
+
+
+@pytest.mark.parametrize(
+    ("value", "factor"),
+    [
+        (lambda w, d: math.log(w**-0.5), math.log(64) / math.log(256)),  # a temperature, whose exponential counts
+        (lambda w, d: w**-0.5, 2.0),
+        (lambda w, d: d**-0.5, 2**0.5),
+        (lambda w, d: (w * d) ** 0.25, 8**-0.25),
+    ],
+)
+def test_a_number_that_changes_with_size(value, factor):
+    """From base (64, 2) to (256, 4) it starts at what it is at the base."""
+    report = audit(starting_at(value), depth=4)
+    assert report.factors == {"gain": pytest.approx(factor)}
+    assert f"starts at {value(64, 2):.4g}, at twice the width at {value(128, 2):.4g}, at twice the depth" in str(report)
+    corrected = report.correct(starting_at(value)(256, 4))
+    np.testing.assert_allclose(corrected["gain"], value(64, 2), rtol=1e-5)
+    assert audit(starting_at(lambda w, d: -0.5), depth=4).ok
+
+
+class Cooled(nn.Module):
+    """Attention with a learned temperature that starts at 1/sqrt(head_dim), and a gain of depth^-1/2."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        for i in range(self.depth):
+            q, k, v = (nn.DenseGeneral((2, self.width // 2), name=f"{name}_{i}")(h) for name in "qkv")
+            t = self.param(f"temperature_{i}", nn.initializers.constant(math.log((self.width // 2) ** -0.5)), ())
+            weights = nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) * jnp.exp(t))
+            gain = self.param(f"gain_{i}", nn.initializers.constant(self.depth**-0.5), (self.width,))
+            out = nn.DenseGeneral(self.width, axis=(-2, -1), name=f"out_{i}")(jnp.einsum("bhqk,bkhd->bqhd", weights, v))
+            h = h + gain * out
+        return nn.Dense(3, name="head")(h)
+
+
+def test_setup_names_and_corrects_numbers_that_change():
+    x = jnp.ones((2, 4, 5))
+    options = {"width": 32, "depth": 4, "base": (8, 2)}
+    with pytest.warns(dm.SetupWarning) as caught:
+        dm.setup("depth_mup", Cooled, x, **options)
+    (text,) = [str(one.message) for one in caught if "initializers" in str(one.message)]
+    assert "gain_* (vector): starts at 0.7071 at width 8 and depth 2, at 0.7071 at width 16, at 0.5 at depth 4" in text
+    assert "temperature_* (scalar): starts at -0.6931 at width 8 and depth 2, at -1.04 at width 16" in text
+    params = dm.setup("depth_mup", Cooled, x, fan_in_init=True, **options).init(jax.random.key(0))["params"]
+    for i in range(4):
+        np.testing.assert_allclose(np.exp(params[f"temperature_{i}"]), 4**-0.5, rtol=1e-5)
+    plain = dm.setup("depth_mup", Cooled, x, fan_in_init=False, **options).init(jax.random.key(0))["params"]
+    np.testing.assert_allclose(params["gain_3"], np.asarray(plain["gain_3"]) * 2**0.5, rtol=1e-5)

@@ -87,3 +87,16 @@ def test_versions_of_all_packages_are_kept(monkeypatch):
     for name in ("depthmup", "jax", "jaxlib", "flax", "optax", "numpy"):
         assert f"{name} {metadata.version(name)}" in environment
     assert environment.endswith("device cpu")
+
+
+@pytest.mark.parametrize("tpu", [True, False])
+def test_libtpu_is_told_that_no_tpu_is_there(monkeypatch, tpu):
+    """Else it asks the network, and prints six lines of its own. What the user says stays."""
+    monkeypatch.setattr(os, "environ", {"TPU_WORKER_HOSTNAMES": "mine"})
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(backend.glob, "glob", lambda pattern: [pattern] if tpu and "accel" in pattern else [])
+    monkeypatch.setattr(backend, "add_flags", lambda *of: None)
+    monkeypatch.setattr(jax.config, "update", lambda *of: None)
+    backend.prepare_cpu(1)
+    added = {} if tpu else {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+    assert os.environ == added | {"TPU_WORKER_HOSTNAMES": "mine"}

@@ -14,6 +14,7 @@ import pytest
 
 import depthmup as dm
 from depthmup.measure import CoordinateReport
+from depthmup.measure.coordinate_check import _open
 from depthmup.measure.slope import Estimate, Slope
 from depthmup.train.build import task_of
 from depthmup.train.check import probe_at
@@ -285,13 +286,32 @@ def test_seeds_are_added_only_where_undecided():
     assert sorted(again) == sorted(traces)
     seeds = {(s.axis, s.group): s.changes.shape[1] for s in report.slopes}
     assert seeds == {(axis, group): 4 for axis in ("width", "depth") for group in ("calm", "noisy", "all")} | {
-        ("depth", "noisy"): 16
+        ("depth", "noisy"): 8  # 16 would not decide it
     }
     noisy, before = (next(s for s in r.slopes if (s.axis, s.group) == ("depth", "noisy")) for r in (report, first))
     assert noisy.answer == "undecided"
     np.testing.assert_array_equal(noisy.changes[:, :4], before.changes)
-    assert len(np.unique(noisy.changes[1])) == 16
+    assert len(np.unique(noisy.changes[1])) == 8
     assert "undecided: 1 slopes; take more seeds" in str(report)
+
+
+def test_what_goes_on_beside_a_slope_that_is_given_up():
+    """Along its axis the verdict cannot be ok any more: only what may be not ok is trained."""
+
+    def slope(axis, group, mean, spread):
+        slopes = mean + spread * np.resize([-1.0, 1], 8)
+        changes = 2.0 ** (np.log2([[1], [2], [4]]) * slopes)
+        verdict, plain = "undecided", Estimate(mean, mean - 1, mean + 1)
+        return Slope(axis, group, "hidden", 1, verdict, plain, None, (1, 2, 4), changes)
+
+    open_, near, far = ("width", "open", 0.12, 0.1), ("width", "near", 0.06, 0.1), ("width", "far", 0.0, 0.5)
+    for slopes, expected in (
+        ([open_, near], [("width", "open"), ("width", "near")]),
+        ([open_, near, far], [("width", "open")]),
+        ([open_, near, ("depth", *far[1:])], [("width", "open"), ("width", "near")]),
+    ):
+        report = CoordinateReport("mup", [slope(*of) for of in slopes], 0.1)
+        assert _open(report, 0.1, 3, 16) == expected
 
 
 def test_groups_and_axes_share_their_starts():

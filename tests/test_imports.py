@@ -140,7 +140,7 @@ ALLOWED = {
         "recipe",
         "train",
     },
-    "plan": {"data", "settings", "trials", "train"},
+    "plan": {"backend", "data", "settings", "trials", "train"},
     "report": {"batch_rules", "optim", "measure", "recommended", "settings", "fit", "train", "trials", "usage"},
     "sweep": {"trials", "report", "settings"},
     "verbs": {

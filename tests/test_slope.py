@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from depthmup.measure.slope import Estimate, answer, estimate, fits, overall, stages
+from depthmup.measure.slope import Estimate, answer, estimate, fits, overall, reachable, stages
 
 DEPTHS = (4, 8, 16, 32, 64)
 L = np.array(DEPTHS)
@@ -138,3 +138,46 @@ def test_stages():
     assert stages(8, 64) == [8, 16, 32, 64]
     assert stages(8, 40) == [8, 16, 32, 40]
     assert stages(16, 16) == stages(16, 8) == stages(16, 31) == [16]
+
+
+WRITTEN = {"tolerance": 0.1, "looks": 4, "tests": 40, "seeds": 32}
+
+
+def test_what_more_seeds_may_answer():
+    """Of four seeds: near 0 and noisy all is open; far inside of the band and calm it is ok, and far beyond not."""
+    pattern = np.array([-1.0, 1, -1, 1])
+    assert reachable([0.05 + 0.2 * pattern], **WRITTEN) == {"ok", "undecided", "not ok"}
+    assert reachable([0.1 + 0.001 * pattern], **WRITTEN) >= {"undecided"}
+    assert "not ok" not in reachable([0.02 * pattern], **WRITTEN)
+    assert "ok" not in reachable([0.3 + 0.02 * pattern], **WRITTEN)
+    assert reachable([2.0 * pattern, 40 * pattern], **WRITTEN | {"seeds": 8}) == {"undecided"}  # too noisy
+    assert reachable([np.zeros(1)], **WRITTEN) == {"ok", "undecided", "not ok"}
+
+
+def test_giving_up_makes_no_answer_likelier():
+    """Trained up to 32 seeds or given up: an answer is the same, or undecided, which it seldom would not have been."""
+    rng = np.random.default_rng(0)
+    counts = stages(4, 32)
+    lost, spared, total = 0, 0, 0
+    for slope in (0.0, 0.05, 0.09, 0.11, 0.15, 0.3):
+        for noise in (0.05, 0.2):
+            for _ in range(60):
+                slopes = slope + noise * rng.normal(size=32)
+                answers = [answer([slopes[:n]], 0.1, len(counts), 40) for n in counts]
+                whole = next((i for i, one in enumerate(answers) if one != "undecided"), len(counts) - 1)
+                given_up = next(
+                    (
+                        i
+                        for i, n in enumerate(counts[:-1])
+                        if answers[i] == "undecided"
+                        and reachable([slopes[:n]], 0.1, len(counts), 40, 32) == {"undecided"}
+                    ),
+                    whole,
+                )
+                early = answers[min(given_up, whole)]
+                assert early in (answers[whole], "undecided")
+                lost += early != answers[whole]
+                spared += counts[whole] - counts[min(given_up, whole)]
+                total += 1
+    assert lost / total < 0.02
+    assert spared / total > 1

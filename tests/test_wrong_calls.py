@@ -12,13 +12,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas
 import pytest
 from absl import flags
 
 import depthmup as dm
 from configs import default
-from depthmup import command, fit, measure, theory, verbs
+from depthmup import command, fit, measure, sweep, theory, verbs
 from depthmup.batch_rules import Run
 from depthmup.models import MODELS
 from depthmup.settings import Interval, SettingsError, from_config, keys, value_of
@@ -33,7 +34,14 @@ OF_COMMAND = {
     "settings": lambda text: ["train", f"--config.{text}"],
     "axes": lambda text: ["sweep", "--dry_run", f"--config.sweep.axes={text}"],
     "command": str.split,
+    "own command": str.split,
 }
+
+
+def tables(of_command):
+    """The tables of calls; those of a model of one's own are slow tests."""
+    chosen = (table for table in CALLS if (table in OF_COMMAND) == of_command)
+    return [pytest.param(table, marks=pytest.mark.slow if table.startswith("own") else ()) for table in chosen]
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +88,33 @@ def answer(text, names):
     return f"accepted: {result}"
 
 
-@pytest.mark.parametrize("table", [table for table in CALLS if table not in OF_COMMAND])
-def test_calls_of_the_package(table, names):
+@pytest.fixture(scope="module")
+def own():
+    """What the calls of a model of one's own are written with: the model, its data, and a sweep `sw` that is right."""
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(32, 5)).astype(np.float32), rng.integers(0, 3, 32)
+    m = dm.setup("depth_mup", Net, X[:8], width=8, depth=2, base=(4, 1), fan_in_init=False)
+
+    def loss(logits, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def sw(loss=loss, batches=(X, Y), **changed):
+        rates = tuple(2.0**k for k in range(-5, 0))
+        right = {"batch_size": 8, "steps": 4, "optimizer": "sgd", "learning_rates": rates, "widths": (4, 8)}
+        return m.sweep(loss, batches, **{**right, "depths": (), "seeds": 1, "progress": False, **changed})
+
+    modules = {"dm": dm, "jnp": jnp, "math": math, "np": np, "optax": optax, "pandas": pandas, "sweep": sweep}
+    return {**modules, "Net": Net, "P": m.init(jax.random.key(0)), **locals()}
+
+
+@pytest.mark.parametrize("table", tables(of_command=False))
+def test_calls_of_the_package(table, request):
+    names = request.getfixturevalue("own" if table.startswith("own") else "names")
     answers = {text: answer(text, names) for text in CALLS[table]}
     assert {text: line for text, line in answers.items() if CALLS[table][text] not in line} == {}
 
 
-@pytest.mark.parametrize("table", OF_COMMAND)
+@pytest.mark.parametrize("table", tables(of_command=True))
 def test_calls_of_the_command(table, call):  # noqa: F811
     wrong = {}
     for text, message in CALLS[table].items():
@@ -100,7 +128,7 @@ def test_calls_of_the_command(table, call):  # noqa: F811
 
 def test_the_list_is_long():
     assert sum(len(CALLS[table]) for table in OF_COMMAND) >= 80
-    assert sum(len(calls) for calls in CALLS.values()) >= 200
+    assert sum(len(calls) for calls in CALLS.values()) >= 1000
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.names import short
+
 PyTree = Any
 Batch = tuple[Any, ...]
 Loss = Callable[[Any, Any], jax.Array]
@@ -22,7 +24,17 @@ NOT_COMPILED = (
 def check_loss(loss: Loss, logits: jax.ShapeDtypeStruct, targets: PyTree) -> None:
     """Raises ValueError for a loss that has no gradient in the logits, and for targets of which it makes something that
     is not finite or that it takes for classes which they are not. Labels that a loss masks are as they should be."""
+    check_callable(loss)
     outputs = jnp.asarray(np.random.default_rng(0).standard_normal(logits.shape), logits.dtype)
+    try:
+        value = jax.eval_shape(loss, outputs, targets)
+    except UNTRACED as error:
+        raise ValueError(NOT_COMPILED) from error
+    except Exception as error:
+        error.add_note(f"(of the loss, which was called with logits of shape {logits.shape} and the targets)")
+        raise
+    if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(f"the loss must return one number, (logits, targets) -> scalar, it returns {short(value)}")
     try:
         value, gradient = jax.jit(jax.value_and_grad(loss))(outputs, targets)
     except UNTRACED as error:
@@ -38,6 +50,19 @@ def check_loss(loss: Loss, logits: jax.ShapeDtypeStruct, targets: PyTree) -> Non
         )
     if not jnp.any(gradient):
         raise ValueError("the loss does not depend on the logits: its gradient is 0")
+
+
+def check_callable(loss: object) -> None:
+    """Raises ValueError for a loss that is no function."""
+    if not callable(loss):
+        raise ValueError(f"the loss must be a function (logits, targets) -> scalar, got {short(loss)}")
+
+
+def checked_batch(batch: Any) -> Batch:
+    """A batch as a tuple. Raises ValueError for what is none."""
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise ValueError(f"a batch must be a tuple (*inputs, targets), got {short(batch)}")
+    return tuple(batch)
 
 
 def not_finite(batch: Batch) -> str:

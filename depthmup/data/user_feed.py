@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.data.batch_checks import checked_batch
 from depthmup.data.batches import batch_indices
 from depthmup.data.pipeline import part_of
+from depthmup.names import short
 
 PyTree = Any
 Batch = tuple[Any, ...]
@@ -248,14 +250,19 @@ def feed_of(batches: Batches, steps: int, batch_size: int | None = None, held_ou
     if callable(batches):
         return _of_function(batches, steps, kept)
     if _are_arrays(batches):
-        arrays = tuple(batches)
+        arrays = checked_batch(batches)
         if batch_size is None:
             raise ValueError("batches are arrays of examples: give batch_size=, how many of them a step takes")
         examples = size_of(arrays)
         if not 1 <= batch_size <= examples:
             raise ValueError(f"batch_size must be from 1 to the number of examples, {examples}, got {batch_size}")
         return Arrays(batch_size, kept, arrays)
-    read = [tuple(batch) for batch in itertools.islice(batches, steps)]
+    if not isinstance(batches, Iterable) or hasattr(batches, "shape"):
+        raise ValueError(
+            "batches must be arrays (*inputs, targets), a function step -> (*inputs, targets), or an iterable of "
+            f"batches, got {short(batches)}"
+        )
+    read = [checked_batch(batch) for batch in itertools.islice(batches, steps)]
     if len(read) < steps:
         raise ValueError(f"the batches run out after {len(read)} of {steps} steps: {steps} are needed")
     sizes = sorted({size_of(batch) for batch in read})
@@ -287,9 +294,16 @@ def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Ba
     parameters = inspect.signature(function).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if all(p.default is not p.empty for p in positional):
-        size = size_of(next(iter(function())))
+        start = function()
+        if not isinstance(start, Iterable):
+            raise ValueError(f"the function of batches must return an iterator of batches, it returns {short(start)}")
+        size = size_of(checked_batch(next(iter(start), ())))
         return Streamed(size, held_out, lambda step: itertools.islice(function(), step, None), in_order=True)
-    first, again = (tuple(function(0)) for _ in range(2))
+    if sum(p.default is p.empty for p in positional) > 1:
+        raise ValueError(
+            "a function of batches takes the step alone; with several batch_size= it takes (step, batch_size)"
+        )
+    first, again = (checked_batch(function(0)) for _ in range(2))
     if digest_of(first) != digest_of(again):
         raise ValueError(
             "the function of batches is not pure: it gave other numbers for step 0 when it was called again. Derive "
@@ -310,8 +324,11 @@ def _held_out(batches: Batches, batch_size: int | None) -> list[Batch]:
         examples = size_of(batches)
         size = min(batch_size or examples, examples)
         starts = range(0, examples, size)
-        return [jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i : i + size], tuple(batches)) for i in starts]
-    return [tuple(batch) for batch in batches]
+        arrays = checked_batch(batches)
+        return [jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i : i + size], arrays) for i in starts]
+    if not isinstance(batches, Iterable):
+        raise ValueError(f"evaluate must be arrays (*inputs, targets), or an iterable of batches, got {short(batches)}")
+    return [checked_batch(batch) for batch in batches]
 
 
 def size_of(batch: Iterable[Any]) -> int:

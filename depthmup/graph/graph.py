@@ -15,6 +15,7 @@ import numpy as np
 from depthmup.graph.jaxpr import (
     CLOSED,
     CONTRACTIONS,
+    OF_DEVICES,
     inner_jaxpr,
     operations,
     parts_of_scan,
@@ -211,6 +212,8 @@ class Graph:
         name, parameters, inner = equation.primitive.name, equation.params, inner_jaxpr(equation)
         if name == "scan" and self._open_scans:
             return self._scan(equation, operands)
+        if name in OF_DEVICES:
+            return operands
         if inner is not None and name != "scan":
             jaxpr, consts = inner
             return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)

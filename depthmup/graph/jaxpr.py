@@ -21,7 +21,9 @@ MORE = (
     *("random_wrap", "random_unwrap", "random_clone"),
 )
 # Operations whose meaning is known. What another one computes, such as a kernel or a callback, the graph does not see.
-KNOWN = frozenset((*(p.name for name, p in vars(primitives).items() if name.endswith("_p")), *MORE))
+KNOWN = frozenset((*(p.name for name, p in vars(primitives).items() if name.endswith("_p")), *MORE)) - {"shard_map"}
+# Operations between devices that do nothing on one, where a shard_map is a call like others.
+OF_DEVICES = ("psum", "psum_invariant", "pmax", "pmin", "pvary", "ppermute")
 
 
 def contractions(jaxpr: Any) -> list[int]:
@@ -95,6 +97,8 @@ def _count(equation: Any) -> int:
 def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation."""
     primitive = equation.primitive
+    if primitive.name in OF_DEVICES:
+        return list(operands)
     results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
     return list(results) if primitive.multiple_results else [results]
 
@@ -112,7 +116,8 @@ def parts_of_scan(equation: Any) -> tuple[int, int]:
 
 def inner_jaxpr(equation: Any) -> tuple[Any, Sequence[Any]] | None:
     """(the jaxpr that an equation is a call of, or that a scan repeats, its constants); None for an operation."""
-    if equation.primitive.name in CLOSED:
+    name = equation.primitive.name
+    if name in CLOSED or (name == "shard_map" and equation.params["mesh"].size > 1):
         return None
     inner: Any = next(
         (equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params), None

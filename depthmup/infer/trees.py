@@ -42,7 +42,8 @@ class Trees:
             odd = sorted((self.base.keys() ^ tree.keys()) - set(overridden))
             if odd:
                 raise SpecError(
-                    f"the parameter tree changes with width: {odd[0]} is there at only one of {width} and {size}"
+                    f"the parameter tree changes with width: {odd[0]} is there at only one of {width} and {size}. "
+                    "Where names contain the width, hold the parameters in a list, or under names without it"
                 )
         if not any(self.growing(name) for name in self.base) and not self.base.keys() <= set(settled):
             raise SpecError(

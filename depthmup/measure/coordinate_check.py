@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from depthmup.backend import free_programs
 from depthmup.measure.probe import ALL, Ahead, Probe, compile_ahead, feature_changes
-from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, stages
+from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, reachable, stages
 from depthmup.names import POSITIVE, at_least_one, listed, short
 
 Shape = tuple[int, int]  # width and depth
@@ -146,9 +146,10 @@ def coordinate_check(
       steps: numbers of training steps after which the change is measured.
       seeds: trainings of each group at each shape. Along an axis on which nothing is not ok, the number is doubled for
         the groups with an undecided slope, up to `max_seeds`; equal arguments give equal results. Further seeds are
-        trained by the compiled programs of the first ones.
+        trained by the compiled programs of the first ones. A group is given up where `max_seeds` would not decide its
+        slopes (`slope.reachable`); and where that is so of one along the axis, only those go on that may be not ok.
       tolerance: a slope is to be within +-tolerance.
-      title: of the report. progress: is told what is trained, and first about how long that takes.
+      title: of the report. progress: is told first about how long it takes, and then what is trained.
       kept: trainings of an earlier check of the same probes, which are not made again; new ones are added.
 
     Every judged slope gets one of three answers, from its interval: "ok", "not ok" or "undecided". `slope.answer` has
@@ -173,7 +174,7 @@ def coordinate_check(
     """
     if not callable(probe_at):
         raise ValueError(f"probe_at must be a function (width, depth) -> Probe, got {short(probe_at)}")
-    axes = _axes(widths, depths, width, depth)
+    axes, steps = _axes(widths, depths, width, depth), listed("steps", steps)
     if not axes or not steps:
         raise ValueError("a coordinate check needs at least two widths or two depths, and a number of steps")
     for name, values in (("seeds", (seeds, max_seeds)), ("steps", steps)):
@@ -182,7 +183,7 @@ def coordinate_check(
     POSITIVE.check("tolerance", tolerance)
     free_programs()
     looks = stages(seeds, max_seeds)
-    trainings = _Trainings(probe_at, max(steps), seeds, progress, {} if kept is None else kept)
+    trainings = _Trainings(probe_at, max(steps), seeds, progress, {} if kept is None else kept, looks[-1])
     open_groups = [(axis, group) for axis, shapes in axes.items() for group in trainings.groups(shapes)]
     counts: dict[tuple[str, str], int] = {}
     for count in looks:
@@ -190,10 +191,21 @@ def coordinate_check(
         trainings.train(axes, open_groups, count)
         slopes = _slopes(trainings, axes, counts, steps, tolerance, len(looks))
         report = CoordinateReport(title, slopes, tolerance)
-        open_groups = [(s.axis, s.group) for s in report.undecided]
+        open_groups = _open(report, tolerance, len(looks), looks[-1])
         if not open_groups:
             break
     return report
+
+
+def _open(report: CoordinateReport, tolerance: float, looks: int, seeds: int) -> list[tuple[str, str]]:
+    """(axis, group) of the undecided slopes for which more seeds, `seeds` in all, may matter. Along an axis where one
+    slope will stay undecided, these are those that may yet be not ok."""
+    tests, slopes = sum(s.judged for s in report.slopes), report.undecided
+    answers = [reachable(fits(s.axis, s.sizes, s.changes), tolerance, looks, tests, seeds) for s in slopes]
+    never = {s.axis for s, answer in zip(slopes, answers, strict=True) if answer == {UNDECIDED}}
+    pairs = zip(slopes, answers, strict=True)
+    matter = [(s.axis, s.group) for s, reached in pairs if reached & ({NOT_OK} if s.axis in never else {OK, NOT_OK})]
+    return list(dict.fromkeys(matter))
 
 
 def _axes(widths: Sequence[int], depths: Sequence[int], width: int, depth: int) -> dict[str, list[tuple[int, int]]]:
@@ -218,7 +230,9 @@ class _Trainings:
         block: int,
         progress: Callable[[str], None],
         kept: MutableMapping[Key, Changes],
+        most: int,
     ) -> None:
+        self._most = most
         self._probe_at = functools.cache(probe_at)  # one probe for each shape, so that its program is compiled once
         self._steps, self._block, self._progress, self._kept = steps, block, progress, kept
         self._starts: dict[Shape, Any] = {}  # of the first seed
@@ -265,29 +279,45 @@ class _Trainings:
 
     def _compile(self, missing: Mapping[Shape, Mapping[int, Sequence[str]]]) -> None:
         """The programs of shapes that are new. The smallest is compiled first of all, and trained with all parameters:
-        whether anything can be measured, and about how long it takes, is known before the others are compiled."""
+        whether anything can be measured, and about how long it takes, is known before the others are traced."""
         new = sorted((shape for shape in missing if shape not in self._starts), key=math.prod)
         if not new:
             return
-        self._progress(f"compiling {len(new)} shapes")
-        is_first, ahead = not self._starts, [Ahead.of(self._probe_at(*shape), self._steps, seed=0) for shape in new]
-        self._starts |= {shape: program.start for shape, program in zip(new, ahead, strict=True)}
-        if is_first and ALL in missing[new[0]].get(0, ()):
-            begin = time.perf_counter()
-            ahead[0].compile()
+        if not self._starts:
+            self._progress(f"compiling width {new[0][0]} depth {new[0][1]}: how long the check takes is told then")
+            begin, (first, *new) = time.perf_counter(), new
+            self._ahead([first])
             compiled = time.perf_counter()
-            self._of_first[new[0]] = self._train(new[0], [ALL], 0)
-            trained = time.perf_counter() - compiled
-            _check_measured(self._kept[self._key(new[0], ALL, 0)], new[0])
-            compiling = (compiled - begin) * sum(program.traced for program in ahead[1:]) / ahead[0].traced
-            blocks = (
-                sum(map(len, missing[shape].values())) * program.size for shape, program in zip(new, ahead, strict=True)
-            )
-            training = trained * sum(blocks) / ahead[0].size
-            needed = _duration(compiling / (os.cpu_count() or 1) + training)
-            what = f"{self._block} seeds of each group at {len(new)} shapes"
-            self._progress(f"about {needed}: {what}; more seeds, where slopes are undecided, take longer")
+            if ALL in missing[first].get(0, ()):
+                self._of_first[first] = self._train(first, [ALL], 0)
+                _check_measured(self._kept[self._key(first, ALL, 0)], first)
+                self._estimate(first, new, missing, compiled - begin, time.perf_counter() - compiled)
+        self._ahead(new)
+
+    def _ahead(self, shapes: Sequence[Shape]) -> None:
+        """Compile the programs of shapes."""
+        ahead = [Ahead.of(self._probe_at(*shape), self._steps, seed=0) for shape in shapes]
+        self._starts |= {shape: program.start for shape, program in zip(shapes, ahead, strict=True)}
         compile_ahead(ahead)
+
+    def _estimate(
+        self,
+        first: Shape,
+        others: Sequence[Shape],
+        missing: Mapping[Shape, Mapping[int, Sequence[str]]],
+        compiling: float,
+        training: float,
+    ) -> None:
+        """Tell about how long all takes, from the seconds of one shape. Compiling goes as the number of arrays, and
+        training as the entries of all weights, of which small ones take longer for their size."""
+        arrays = [len(jax.tree.leaves(self._probe_at(*shape).hyper(ALL, 0))) for shape in (first, *others)]
+        compiling *= sum(arrays[1:]) / arrays[0]
+        times = {shape: max(1.0, (shape[0] / first[0]) ** 2 * shape[1] / first[1]) for shape in (first, *others)}
+        training *= sum(len(groups) * times[shape] for shape, of in missing.items() for groups in of.values())
+        most = compiling + training * self._most / self._block
+        more = f"; {_duration(most)} at most, with {self._most} seeds, where slopes stay undecided"
+        what = f"{self._block} seeds of each group at {1 + len(others)} shapes"
+        self._progress(f"about {_duration(compiling + training)}: {what}{more if self._most > self._block else ''}")
 
     def _key(self, shape: Shape, group: str, first_seed: int) -> Key:
         return (*shape, group, first_seed, self._block, self._steps)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -138,23 +137,17 @@ def feature_changes(
 
 
 class Ahead(NamedTuple):
-    """The program that `feature_changes` will run for a probe, before it is compiled.
-
-    start: the initial state of a seed. size: the entries of its arrays. traced: the seconds that tracing it took, to
-    which those of compiling it are about proportional.
-    """
+    """The program that `feature_changes` will run for a probe, before it is compiled. start: the initial state of a
+    seed."""
 
     start: Any
-    size: int
-    traced: float
     compile: Callable[[], Any]
 
     @classmethod
     def of(cls, probe: Probe, steps: int, seed: int) -> Ahead:
         hyper = probe.hyper(ALL, seed)
-        start, begin = probe.init(hyper), time.perf_counter()
-        compiled = _program(probe, steps, (start, probe.batch, hyper))
-        return cls(start, max(1, sum(map(np.size, jax.tree.leaves(start)))), time.perf_counter() - begin, compiled)
+        start = probe.init(hyper)
+        return cls(start, _program(probe, steps, (start, probe.batch, hyper)))
 
 
 def compile_ahead(programs: Sequence[Ahead]) -> None:

@@ -103,6 +103,34 @@ def answer(fitted: Sequence[np.ndarray], tolerance: float, looks: int = 1, tests
     return OK if within[-1] or (within[0] and not sides[-1]) else UNDECIDED
 
 
+def reachable(fitted: Sequence[np.ndarray], tolerance: float, looks: int, tests: int, seeds: int) -> set[str]:
+    """The answers that an undecided slope may still get with `seeds` seeds in all.
+
+    fitted, tolerance, looks, tests: of `answer`. An answer is reachable if one is: where the mean of all seeds may be
+    anywhere in its 95% prediction interval, and the standard deviation of one seed as small as the lower end of its
+    own. So a slope that would be decided is given up in a few percent of cases, and no answer is made more likely.
+    """
+    import scipy.stats  # slow to load
+
+    count = len(fitted[0])
+    if count < 2 or not all(np.isfinite(slopes).all() for slopes in fitted):
+        return {OK, UNDECIDED, NOT_OK}
+    within, sides = [], []
+    for slopes in fitted:
+        spread, rest = float(slopes.std(ddof=1)), 1 / count - 1 / seeds
+        shift = half_width(count - 1, CONFIDENCE) * spread * math.sqrt(rest)
+        smallest = spread * math.sqrt((count - 1) / scipy.stats.chi2.ppf((1 + CONFIDENCE) / 2, count - 1))
+        low, high = float(slopes.mean()) - shift, float(slopes.mean()) + shift
+        ok, not_ok = (
+            half_width(seeds - 1, 1 - (1 - CONFIDENCE) / (looks * of)) * smallest / math.sqrt(seeds)
+            for of in (1, tests)
+        )
+        within.append(max(low, -high, 0.0) + ok <= tolerance)
+        sides.append((high - not_ok > tolerance, -low - not_ok > tolerance))
+    above, below = (all(side) for side in zip(*sides, strict=True))
+    return {UNDECIDED, *([OK] if any(within) else []), *([NOT_OK] if above or below else [])}
+
+
 def overall(answers: Collection[str]) -> str:
     """NOT_OK if one answer is, else UNDECIDED if one is, else OK."""
     return next((worse for worse in (NOT_OK, UNDECIDED) if worse in answers), OK)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.experimental import topologies
 
+from depthmup.backend import OF_NO_TPU
 from depthmup.settings import Settings, SettingsError
 from depthmup.train.chips import SLICES, check_slice
 
@@ -48,9 +49,8 @@ def plan_elsewhere(settings: Settings, name: str, of_sweep: bool) -> Plan:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path) or ".",
         "JAX_PLATFORMS": "cpu",  # no search for a TPU
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two processes would collide on libtpu's lock file
-        "TPU_SKIP_MDS_QUERY": "1",  # do not ask Google's machines which one this is
+        **OF_NO_TPU,
         "TPU_ACCELERATOR_TYPE": name.split(":")[0] + "-4",  # any of the kind: the name above says how many there are
-        "TPU_WORKER_HOSTNAMES": "localhost",
     }
     asked = pickle.dumps((settings, name, of_sweep))
     command = [sys.executable, "-m", "depthmup.plan.slices"]

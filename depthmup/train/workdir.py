@@ -77,7 +77,10 @@ class Workdir:
                 bucket.check(path)
             except ValueError as error:
                 raise WorkdirError(str(error)) from error
-        bucket.make(path)
+        try:
+            bucket.make(path)
+        except OSError as error:
+            raise WorkdirError(f"{path} cannot be made a folder ({error.strerror}): give another --workdir") from error
         # Of two that open a new workdir at once, the second sees the settings of the first.
         with bucket.errors(path), one_at_a_time(path / OPENING):
             saved = self._saved(path / results, remembered)
