@@ -75,6 +75,8 @@ def changes(
 ) -> list[Change]:
     """How the numbers of a model change from one size to another.
 
+        sqrt(width) * embed[tokens]     # [Change(before=8, after=11.3, behind={"embed"})] from width 64 to 128
+
     Behind each kind of parameter, which `kind_of` makes of its path, as many different numbers must be new as are gone:
     one that differs from block to block is no change.
     """

@@ -163,6 +163,12 @@ def test_a_product_that_becomes_no_weight_has_a_layer(act):
     assert not neither.entries
 
 
+def test_a_weight_that_a_layer_makes_of_a_table():
+    """Behind an activation function a product of two is no weight of low rank."""
+    read = of_growing(lambda h, a, b: h @ jnp.tanh(a @ b), GROWING_B, a=(8, 2), b=(2, 8))
+    assert (read.axes, read.entries) == ({"b": "io"}, {"a": set()})
+
+
 def test_a_layer_of_learned_queries():
     """Of two parameters the one whose outputs grow with width is the weight."""
     growing = {("q", 1), ("kernel", 0), ("kernel", 1)}

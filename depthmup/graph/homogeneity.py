@@ -28,6 +28,9 @@ PROPOSALS = 8  # the largest number of sets of parameters that are proposed for 
 def homogeneous_in(graph: Graph, node: Node, stop: Node | None = None, calls: Sequence[Node] = ()) -> Parts | None:
     """Parameters whose doubling doubles a value and changes nothing else, None if there are none.
 
+        gelu(h @ up) @ down             # {"down": None}
+        (h @ qkv)[..., :width]          # {"qkv": the mask of its first columns}
+
     calls: the same value in each call of a layer that is called several times, which doubles as well; `node` is one.
     The nearest parameters are tried first: all of their entries, then those that the value depends on, such as
     the queries' in a kernel that makes queries, keys and values.

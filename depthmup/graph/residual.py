@@ -35,6 +35,9 @@ class Branch(NamedTuple):
 def branches(graph: Graph) -> list[Branch]:
     """Every residual addition, or subtraction.
 
+        h + mlp(norm(h))                # Branch(sum, end=mlp(...), start=h, skip=h)
+        h @ w + mlp(h)                  # start=h, skip=h @ w
+
     The skip is the value that the branch is computed from; the sum of it and of parallel branches, h + attention(h) +
     mlp(h); or a projection of it: one weight layer, where the branch has more of them and is not linear. Last come
     values that are added to the stream and computed from something else, such as a condition.

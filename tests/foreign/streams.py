@@ -305,12 +305,12 @@ MODELS = {
     "layer_norm_scaling": Foreign(LayerNormScaling, (ones(4, 5),), blocks("block_*") | ENDS | trunk(norm="vector")),
     "value_residual": Foreign(
         ValueResidual, (ones(2, 6, 5),), blocks("block_*") | VALUES | ENDS | trunk(norm="vector"),
-        queries=("*_q/*", "*_k/*"),
+        queries=("*_q/*", "*_k/*", "*_norm/scale"),
     ),
     "value_residual_learned": Foreign(
         functools.partial(ValueResidual, learned=True), (ones(2, 6, 5),),
         blocks("block_*") | {"block_*_lambdas": "branch/scalar"} | VALUES | ENDS | trunk(norm="vector"),
-        queries=("*_q/*", "*_k/*"),
+        queries=("*_q/*", "*_k/*", "*_norm/scale"),
     ),
     "outer_skip": Foreign(
         OuterSkip, (ones(4, 5),),

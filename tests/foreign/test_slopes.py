@@ -46,7 +46,7 @@ NAMES = (
 # 16 blocks take too long to compile.
 SHALLOW = (
     "dit_modulated", "encoder_decoder", "rwkv4", "rwkv_read_before", "transformer_xl", "resampler",
-    "masked_autoencoder", "siamese", "unrolled",
+    "masked_autoencoder", "siamese", "unrolled", "value_residual", "value_residual_learned",
 )  # fmt: skip
 # In wavenet the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2. At depth 2
 # nanochat takes the last state away from itself.
