@@ -75,7 +75,7 @@ def scaled(m: Setup, model: Any, optimizer: type) -> type:
     rows = zip(model.trainable_variables, jax.tree.leaves(trees.lr), jax.tree.leaves(trees.eps), strict=True)
     of_variable = {id(variable): (lr, 1.0 if family == "sgd" else eps) for variable, lr, eps in rows}
 
-    class Scaled(optimizer):  # type: ignore[misc, valid-type]
+    class Scaled(optimizer):
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             lr, eps = of_variable[id(variable)]
             super().update_step(gradient / eps, variable, lr * learning_rate)
