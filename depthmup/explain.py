@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from depthmup.names import unknown, whole
-from depthmup.optim import DEFAULTS, OPTIONS, Decay, check_numbers, families_of, of_each
+from depthmup.optim import DEFAULTS, OPTIONS, Decay, check_numbers, families_of, keeps_norm, of_each
 from depthmup.parameterization import FamilyName, Parameterization, check_parameterization
 from depthmup.specs import ParamSpec, PyTree, check_shapes, is_spec, leaves_of, starred
 
@@ -210,7 +210,11 @@ def explain(
     groups: dict[str, list[Row]] = {}
     for spec, value, family, decayed in zip(leaves, values, families, decays, strict=True):
         std = stds.get(spec.path) if stds is not None else _std(p, spec, value, family)
-        row = _row(p, spec, family, lr, weight_decay if decayed else 0.0, shown_eps, decay)._replace(init_std=std)
+        on_sphere = keeps_norm(optimizer) and spec.role == "hidden"  # without decay, its rate relative to the weight
+        row = _row(p, spec, family, lr, weight_decay if decayed and not on_sphere else 0.0, shown_eps, decay)
+        if on_sphere:
+            row = row._replace(lr=_numbers(lr * spec.factors(p.in_form("mup"), family).lr))
+        row = row._replace(init_std=std)
         key = str((starred(spec.path), *row._replace(parameter="", init_std=None)))
         groups.setdefault(key, []).append(row)
     width, depth = leaves[0].width, leaves[0].depth

@@ -160,6 +160,11 @@ def family_of(name: str) -> FamilyName:
     return _row(name).family
 
 
+def keeps_norm(name: str) -> bool:
+    """Whether hidden weights keep their Frobenius norm."""
+    return _row(name).sphere
+
+
 def families_of(name: str, specs: PyTree) -> PyTree:
     """The family of each leaf's update, a tree: "muon" trains the hidden weights by Muon and all others by Adam."""
     row = _row(name)

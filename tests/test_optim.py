@@ -392,6 +392,14 @@ def test_hyperball_needs_the_parameters():
         tx.update(params, tx.init(params))
 
 
+@pytest.mark.parametrize(("name", "lr"), [("adamh", 0.5 * 4.0**-0.5 * 4.0**-0.5), ("muonh", 0.5 * 4.0**-0.5)])
+def test_hyperball_is_explained(name, lr):
+    """The rate of a hidden weight is relative to it, whatever it is stored times, and it has no decay."""
+    p, specs, _ = setup(width=16, depth=8)
+    of_blocks = next(row for row in dm.explain(p, specs, name, 0.5, weight_decay=0.1).rows if "w" in row.parameter)
+    assert (of_blocks.lr, of_blocks.decay, of_blocks.lr_decay) == (pytest.approx(lr), 0, 0)
+
+
 class Branches(nn.Module):
     width: int
     depth: int
