@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.core.meta import AxisMetadata
+from flax.linen.spmd import LogicallyPartitioned
 
 from depthmup.names import at_least_one, short, unknown
 from depthmup.parameterization import (
@@ -425,9 +426,12 @@ def _named_leaves(params: PyTree) -> list[tuple[str, Any]]:
 
 
 def axis_names(params: PyTree) -> dict[str, tuple[Any, ...]]:
-    """{path: the names of its axes that the model declares, as by nn.with_partitioning; () without any}"""
+    """{path: the names of its axes that the model declares by nn.with_logical_partitioning; () without any}
+
+    Those of nn.with_partitioning and NNX's shardings are axes of a mesh, which several axes of a model may share.
+    """
     boxes = jax.tree.leaves(parameters_only(params), is_leaf=_is_box)
-    names = [getattr(box, "names", None) or getattr(box, "out_sharding", None) or () for box in boxes]
+    names = [box.names if isinstance(box, LogicallyPartitioned) else () for box in boxes]
     repeated = (of for box, of in zip(boxes, names, strict=True) for _ in jax.tree.leaves(box))
     return {path: tuple(of) for path, of in zip(flatten_shapes(params)[0], repeated, strict=True)}
 

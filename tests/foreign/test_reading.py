@@ -168,13 +168,13 @@ def test_the_picture_of_the_page(tmp_path, monkeypatch):
 
 
 class Declared(nn.Module):
-    """A network that says how its arrays are split over devices."""
+    """A network that names the axes of its arrays; logical: for itself, else for a mesh."""
 
     width: int
     depth: int
     up: tuple = ("embed", "mlp")
     head: tuple = ("embed", "classes")
-    logical: bool = False
+    logical: bool = True
 
     @nn.compact
     def __call__(self, x):
@@ -194,7 +194,8 @@ class Declared(nn.Module):
     ("names", "message"),
     [
         ({}, None),
-        ({"head": ("embed", None), "logical": True}, None),
+        ({"head": ("embed", None)}, None),
+        ({"up": ("data", "model"), "head": ("data", "model"), "logical": False}, None),
         (
             {"up": ("mlp", "embed")},
             r"sums over the axis 'embed' of block_\*_up/kernel and the axis 'mlp' of block_\*_down",
