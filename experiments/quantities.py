@@ -327,11 +327,15 @@ def tuned_off(of: str) -> Interval:
 
 
 def tuned_product(of: str) -> Interval:
-    """Learning rate x weight decay x steps at the target's best weight decay."""
+    """Learning rate x weight decay x steps at the target's best weight decay. Where the lowest decay is best it is of
+    that, from 0 to the next one."""
     case, steps = tuned()[of], tune.CASES[of].target["steps"]
-    ends = (0.0 if case["best_low"] is None else case["best_low"], case["best_high"] or math.inf)
-    best = math.nan if case["best"] is None else case["best"]
-    return Interval(*(case["learning_rate"] * steps * decay for decay in (best, *ends)))
+    losses = {float(decay): sum(of_seeds) for decay, of_seeds in case["losses"].items()}
+    best, low, high = (case[key] for key in tune.BEST)
+    if best is None and min(losses, key=losses.__getitem__) == min(losses):
+        best, high, *_ = sorted(losses)
+        low = 0.0
+    return Interval(*(case["learning_rate"] * steps * decay for decay in (best, low, high)))
 
 
 def tuned_confirmed(of: str) -> tuple[str, str]:

@@ -155,9 +155,8 @@ def course(workdir: Path, last: float) -> list[list[float]]:
 
 def confirmed(result: Mapping[str, Any]) -> bool:
     """By the rule of decision."""
-    low, high = result["best_low"] or 0.0, result["best_high"] or math.inf
-    overlap = result["low"] <= high and low <= result["high"]
-    return overlap and result["measured_cost"] <= result["worst_cost"]
+    apart = result["low"] > result["best_high"] or result["best_low"] > result["high"]  # of unknown ends neither is
+    return not apart and result["measured_cost"] <= result["worst_cost"]
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -175,9 +174,9 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _interval(*ends: float | None) -> str:
-    """Of a value and its ends, with two digits; ? for one that is not known."""
-    value, low, high = ("?" if end is None else f"{end:.2g}" for end in ends)
-    return f"{value} [{low}, {high}]"
+    """Of a value and its ends, with two digits; - for no best value, ? for an end that is not known."""
+    value, low, high = ("?" if end is None or math.isnan(end) else f"{end:.2g}" for end in ends)
+    return "-" if value == "?" else f"{value} [{low}, {high}]"
 
 
 def main() -> None:
