@@ -184,16 +184,20 @@ def _programs(step: Callable, features: Callable | None, steps: int) -> tuple[An
         shapes = jax.eval_shape(step_and_features, start, batch, hyper)[1]
         _check_features(shapes)
 
+        def rms(now: Mapping[str, jax.Array], before: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+            return {k: jnp.sqrt(jnp.mean((now[k] - before[k]) ** 2)) for k in now}
+
+        # Both are values that a step has stored: within one step XLA computes a value anew, and not in the same way, in
+        # each operation that it is a part of, so that what does not move would change in its last digits.
         def advance(carry: Any, step_number: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-            state, before = carry
+            state, latest, before = carry
+            before = {k: jnp.where(step_number == 1, latest[k], before[k]) for k in before}
             after, now = step_and_features(state, batch, hyper)
-            before = {k: jnp.where(step_number == 0, now[k], before[k]) for k in before}
-            changes = {k: jnp.sqrt(jnp.mean((now[k] - before[k]) ** 2)) for k in before}
-            return (after, before), changes
+            return (after, dict(now), before), rms(latest, before)
 
         nothing = {k: jnp.zeros(shape.shape, shape.dtype) for k, shape in shapes.items()}
-        changes = jax.lax.scan(advance, (start, nothing), jnp.arange(steps + 1))[1]
-        return {k: values[1:] for k, values in changes.items()}
+        (_, last, before), changes = jax.lax.scan(advance, (start, nothing, nothing), jnp.arange(steps + 1))
+        return {k: jnp.append(changes[k][2:], change) for k, change in rms(last, before).items()}
 
     return jax.jit(run), {}
 
