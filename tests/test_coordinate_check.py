@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import depthmup as dm
-from depthmup.measure import CoordinateReport
+from depthmup.measure import CoordinateReport, Probe
 from depthmup.measure.coordinate_check import _open
+from depthmup.measure.probe import feature_changes
 from depthmup.measure.slope import Estimate, Slope
 from depthmup.train.build import task_of
 from depthmup.train.check import probe_at
@@ -420,3 +421,34 @@ def test_what_a_report_prints():
     assert len(report.table().splitlines()) == 3 + 1 + 1 + 37
     right = CoordinateReport("mup", slopes[-1:], 0.1)
     assert len(str(right).splitlines()) == 3
+
+
+def test_a_mean_of_normalized_units_does_not_move():
+    """XLA computes it anew in each operation that it is a part of, with other last digits: exactly 0 all the same."""
+
+    def features(state, batch, hyper):
+        h = batch @ state["in"]
+        h = (h - h.mean(-1, keepdims=True)) * jax.lax.rsqrt(h.var(-1, keepdims=True) + 1e-6)
+        hidden = (h * state["scale"]).mean(1)
+        return {"hidden": hidden, "logits": hidden @ state["out"]}
+
+    def step(state, batch, hyper):
+        grads = jax.grad(lambda state: (features(state, batch, hyper)["logits"] ** 2).sum())(state)
+        return {name: w - hyper["trains"][name] * grads[name] for name, w in state.items()}, None
+
+    def init(hyper):
+        keys = jax.random.split(jax.random.key(hyper["seed"]))
+        out = jax.random.normal(keys[1], (64, 10))
+        return {"in": jax.random.normal(keys[0], (12, 64)), "scale": jnp.ones(64), "out": out}
+
+    def hyper(group, seed):
+        return {
+            "seed": np.uint32(seed),
+            "trains": {name: np.float32(1e-3 * (name == group)) for name in ("in", "scale", "out")},
+        }
+
+    batch = np.random.default_rng(0).normal(size=(32, 20, 12)).astype(np.float32)
+    probe = Probe(init, step, features, hyper, ("out",), batch)
+    changes = feature_changes(probe, ["out"], 3, [0, 1])["out"]
+    assert not changes["hidden"].any()
+    np.testing.assert_allclose(changes["logits"] / changes["logits"][:, :1], [[1, 2, 3]] * 2, rtol=0.1)

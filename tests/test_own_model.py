@@ -796,6 +796,7 @@ def test_some_matrices_the_other_way_round():
         for block in params["blocks"]:
             block["narrow"], block["wide"] = jnp.ones((3, width)), jnp.ones((3 * width, width))
             block["out"] = jnp.ones((width, 3 * width + 3))
+            del block["down"]  # nothing uses it
         return params
 
     def call(params, x):

@@ -15,8 +15,8 @@ import numpy as np
 from depthmup.graph.jaxpr import (
     CLOSED,
     CONTRACTIONS,
-    OF_DEVICES,
     inner_jaxpr,
+    is_between_devices,
     operations,
     parts_of_scan,
     summed,
@@ -212,7 +212,7 @@ class Graph:
         name, parameters, inner = equation.primitive.name, equation.params, inner_jaxpr(equation)
         if name == "scan" and self._open_scans:
             return self._scan(equation, operands)
-        if name in OF_DEVICES:
+        if is_between_devices(equation):
             return operands
         if inner is not None and name != "scan":
             jaxpr, consts = inner

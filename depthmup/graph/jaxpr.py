@@ -94,10 +94,16 @@ def _count(equation: Any) -> int:
     return 1 if inner is None else sum(map(_count, inner[0].eqns))
 
 
+def is_between_devices(equation: Any) -> bool:
+    """Whether an equation is one of OF_DEVICES, and no sum over an axis of an array, as psum under vmap is."""
+    axes = equation.params.get("axes", ())
+    return equation.primitive.name in OF_DEVICES and not any(isinstance(axis, int) for axis in axes)
+
+
 def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation."""
     primitive = equation.primitive
-    if primitive.name in OF_DEVICES:
+    if is_between_devices(equation):
         return list(operands)
     results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
     return list(results) if primitive.multiple_results else [results]
