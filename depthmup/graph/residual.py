@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from depthmup.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
-from depthmup.graph.products import attentions, source
+from depthmup.graph.products import attentions, multiplied, source
 
 STEPS_AROUND = 1  # how far the operations around the place of a parameter go back: not to the layer before
 
@@ -75,6 +75,8 @@ def _reaches_in(graph: Graph, branch: Branch, branches: Sequence[Branch]) -> boo
     states = _states(graph, branch.start) & {other.sum for other in branches}
     if states or any(branch.sum in _states(graph, other.start) for other in branches):
         return False
+    if not any(branch.sum is as_stored(factor) for node in graph.nodes for factor in multiplied(graph, node)):
+        return False  # it is the state of a second stream
     if _product(graph, branch.end) in {product for *_, product in attentions(graph)}:
         return False
     before = graph.descendants([branch.start])
