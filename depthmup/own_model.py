@@ -326,8 +326,9 @@ class Setup:
         NNX's of one type (nnx.LoRAParam), or an Equinox model's without those that are frozen.
 
         Args:
-          name, learning_rate and the others: of `dm.optimizer`: learning_rate is the base's, a number or a schedule of
-            Optax. optax.inject_hyperparams(m.optimizer, static_args="mask") makes them parts of the state.
+          name, learning_rate, momentum, nesterov, b1, b2, eps, weight_decay, decay, mask: of `dm.optimizer`; the
+            learning rate is the base's, a number or a schedule of Optax. optax.inject_hyperparams(m.optimizer,
+            static_args="mask") makes them parts of the state.
 
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
         """

@@ -22,6 +22,7 @@ BRANCHES: dict[str, str | dict[str, str]] = {
     "docs/api/core.md": "one",
     "docs/batch.md": "several",
     "docs/guide/choose.md": "several",
+    "docs/guide/codebases.md": "several",
     "docs/guide/devices.md": "one",
     "docs/guide/equinox.md": "one",
     "docs/guide/from-completep.md": "several",
@@ -32,9 +33,11 @@ BRANCHES: dict[str, str | dict[str, str]] = {
     "docs/index.md": "one",
     "docs/your-model.md": {"Net": "one", "Factored": "one", "factory": "several", "lambda w": "several"},
     "examples/equinox_mlp.py": "one",
+    "examples/haliax_mlp.py": "several",
     "examples/linen_vit.py": "several",
     "examples/nnx_gpt.py": "several",
     "examples/sweep_your_model.py": "one",
+    "examples/tunix_sft.py": "several",
 }
 # Configs with the rule of a paper's figure, and those whose default optimizer, SGD, has no answer or whose table in
 # docs/data.md was trained under another.
