@@ -663,9 +663,8 @@ class Setup:
                 **options,
             )
         if budget is not None or tolerance is not None or hyperparameter != "learning_rate":
-            raise ValueError(
-                "budget=, tolerance= and hyperparameter= are of a target: give target=, the large run's sizes"
-            )
+            names = "budget=, tolerance= and hyperparameter="
+            raise ValueError(f"{names} are for a target: give target=, the sizes of the large run")
         if hasattr(learning_rate, "law"):
             raise ValueError("learning_rate= must be a number, a first guess, without target=")
         from depthmup.tuning import tune

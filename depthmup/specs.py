@@ -330,16 +330,13 @@ def matched(specs: PyTree, tree: PyTree) -> PyTree:
     keys "a/b" or ("a", "b"), arrays without their boxes, what Orbax restores without a target, parts that
     `optax.masked` hides.
     """
-    by_path = {spec.path: spec for spec in leaves_of(specs)}
     if is_hidden(tree) or not jax.tree.leaves(tree):
         return specs
     tree = parameters_only(tree)
-    structure = jax.tree.structure(tree, is_leaf=is_hidden)
-    if not jax.tree.leaves(tree, is_leaf=is_hidden):
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_hidden)
+    if not leaves or _equal(structure, jax.tree.structure(specs, is_leaf=is_spec)):
         return specs
-    if _equal(structure, jax.tree.structure(specs, is_leaf=is_spec)):
-        return specs
-    leaves: list[Any] = []
+    by_path, leaves = {spec.path: spec for spec in leaves_of(specs)}, []
     for path, leaf in _named_leaves(tree):
         name = _known(path, by_path)
         if name in by_path:
@@ -352,7 +349,7 @@ def matched(specs: PyTree, tree: PyTree) -> PyTree:
 
 
 def named_as(specs: PyTree, tree: PyTree) -> PyTree:
-    """What `matched` gave specs for, by the paths of the specs; the tree itself where it has other parameters."""
+    """{path: leaf} of a tree by the paths of the specs that `matched` gave for it; the tree where they do not fit."""
     named: dict[str, Any] = {}
 
     def name(leaf: Any, spec: Any) -> None:
@@ -376,8 +373,8 @@ def _known(path: str, known: Collection[str]) -> str:
     """The name that a path has among those that are known: without {"params": ...} around all, and without the name of
     a box's array, which remains where the box is lost."""
     inner = path.removeprefix("params/")
-    return next((name for name in (path, inner, *(p.removesuffix("/value") for p in (path, inner))) if name in known),
-                inner)  # fmt: skip
+    names = (path, inner, path.removesuffix("/value"), inner.removesuffix("/value"))
+    return next((name for name in names if name in known), inner)
 
 
 def check_shapes(specs: PyTree, params: PyTree) -> None:

@@ -59,9 +59,9 @@ def main() -> None:
     axes = figure.subplots()
     for spec, at_twice in zip(specs, wide, strict=True):
         grows = [size != twice for size, twice in zip(spec.shape, at_twice.shape, strict=True)]
-        own = [axis for axis, letter in enumerate(letters[spec.path]) if letter != "-"]
-        text = "".join(letters[spec.path][axis] for axis in own)
-        draw(axes, paths.get(spec.path, spec.path), text, [grows[axis] for axis in own], spec.placed_role)
+        drawn = [axis for axis, letter in enumerate(letters[spec.path]) if letter != "-"]
+        text = "".join(letters[spec.path][axis] for axis in drawn)
+        draw(axes, paths.get(spec.path, spec.path), text, [grows[axis] for axis in drawn], spec.placed_role)
     for start, end, curve in (
         ((1.2, 0), (6.3, 0), 0.0), ((1.6, 0), (2.2, 1.5), -0.3),
         ((3.45, 1.5), (4.0, 1.5), 0.0), ((5.3, 1.5), (5.8, 0), -0.3),

@@ -412,7 +412,7 @@ WRONG = {
         {"given": lambda: iter([(X[:16], Y[:16])] * 3), "learning_rates": RATES[:5]},
         "run out after 3 steps",
     ),
-    "a loss that is no number": ({"loss": lambda logits, targets: logits.sum(-1)}, r"loss must return one number.*\(16,\)"),
+    "a loss that is no number": ({"loss": lambda logits, targets: logits.sum(-1)}, r"loss must be one number.*\(16,\)"),
     "targets of another length": ({"given": (X, Y[:-1]), "batch_size": 8}, r"as many examples.*\(64, 6\), \(63,\)"),
     "no batch size": ({"given": (X, Y)}, "give batch_size="),
     "a batch size that is too large": ({"given": (X, Y), "batch_size": 65}, "from 1 to the number of examples, 64"),

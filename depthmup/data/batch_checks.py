@@ -33,8 +33,8 @@ def check_loss(loss: Loss, logits: jax.ShapeDtypeStruct, targets: PyTree) -> Non
     except Exception as error:
         error.add_note(f"(of the loss, which was called with logits of shape {logits.shape} and the targets)")
         raise
-    if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(f"the loss must return one number, (logits, targets) -> scalar, it returns {short(value)}")
+    if problem := no_loss(value):
+        raise ValueError(problem)
     try:
         value, gradient = jax.jit(jax.value_and_grad(loss))(outputs, targets)
     except UNTRACED as error:
@@ -50,6 +50,14 @@ def check_loss(loss: Loss, logits: jax.ShapeDtypeStruct, targets: PyTree) -> Non
         )
     if not jnp.any(gradient):
         raise ValueError("the loss does not depend on the logits: its gradient is 0")
+
+
+def no_loss(value: Any) -> str:
+    """Why what a loss returns, with shapes for arrays, is none, in words; "" if it is one number."""
+    if getattr(value, "shape", None) == () and jnp.issubdtype(value.dtype, jnp.floating):
+        return ""
+    what = f"an array {value.dtype} {value.shape}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+    return f"the loss must be one number, the mean over the batch; loss(outputs, targets) gives {what}"
 
 
 def check_callable(loss: object) -> None:

@@ -62,8 +62,8 @@ class _Kind(NamedTuple):
 def places_of(few: Pass, many: Pass) -> Places:
     """The places of the parameters of a forward pass, by another one of twice its depth.
 
-    norm(h + layers[i]["up"] ...)   # up acts in one branch at both depths: in_branches; norm behind sums: between
-    h + layers[i]["w"] @ embed(c)   # embed acts in 4 branches at depth 4, in 8 at depth 8: in none of the three
+    norm(h + layers[i]["up"] ...)  # up acts in one branch at both depths: in_branches; norm behind sums: between
+    h + layers[i]["w"] @ embed(c)  # embed acts in 4 branches at depth 4, in 8 at depth 8: in none of the three
     """
     kinds_few, kinds_many = (_kinds(of, _repeated(of, few, many)) for of in (few, many))
     # A parameter of its own block is in as many branches at every depth, one of all blocks in more of them.

@@ -102,13 +102,13 @@ def chosen(
     config, or the first of the sweep; of several variants the one with the lowest loss at the base."""
     groups = dict(variants(rows, study, study.searched))
     settings = study.settings if isinstance(study, ConfigStudy) else None
-    own = (settings.optimizer.name, settings.parameterization.name) if settings else (None, None)
+    configured = (settings.optimizer.name, settings.parameterization.name) if settings else (None, None)
     swept = study.sweep.optimizers, study.sweep.parameterizations
     for place, (name, value) in enumerate((("optimizer", optimizer), ("parameterization", parameterization))):
         known = list(dict.fromkeys(names[place] for names in groups))
         if value is not None and value not in known:
             raise unknown(f"{name} of the rows", value, known)
-        wanted = [value] if value is not None else [own[place], *swept[place]]
+        wanted = [value] if value is not None else [configured[place], *swept[place]]
         first = next((option for option in wanted if option in known), None)
         groups = {names: trials for names, trials in groups.items() if names[place] == first}
     if not groups:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup.audit import InitAudit
-from depthmup.data.batch_checks import NOT_COMPILED, UNTRACED, shapes_of
+from depthmup.data.batch_checks import NOT_COMPILED, UNTRACED, no_loss, shapes_of
 from depthmup.frameworks import Model
 from depthmup.optim import OTHERS, after_clipping, divisor, families_of, from_factors, shifted, stored_divided
 from depthmup.parameterization import LeafFactors, Parameterization
@@ -152,11 +152,8 @@ def traced(task: ModelTask, arrays: Hyper, batch: Batch) -> Traced:
         loss = jax.eval_shape(task.objective, state.params, state, shapes, arrays)
     except UNTRACED as error:
         raise SettingsError(NOT_COMPILED) from error
-    if not (hasattr(loss, "shape") and loss.shape == () and jnp.issubdtype(loss.dtype, jnp.floating)):
-        what = f"an array {loss.dtype} {loss.shape}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
-        raise SettingsError(
-            f"the loss must be one number, the mean over the batch; loss(outputs, targets) gives {what}"
-        )
+    if problem := no_loss(loss):
+        raise SettingsError(problem)
     try:
         return Traced(init, jax.make_jaxpr(task.step)(state, shapes, arrays), state)
     except TypeError as error:

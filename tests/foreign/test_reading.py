@@ -207,20 +207,21 @@ class Declared(nn.Module):
     ],
 )
 def test_names_of_axes(names, message):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", dm.SetupWarning)
-        dm.setup("depth_mup", functools.partial(Declared, **names), ones(4, 5), **OPTIONS)
-    texts = [str(one.message) for one in caught]
+    texts = warned(names)
     assert bool(texts) == bool(message)
     assert not message or any(re.search(message, text) for text in texts)
 
 
-@pytest.mark.filterwarnings("error::depthmup.SetupWarning")
 def test_an_override_silences_names():
-    dm.setup(
-        "depth_mup", functools.partial(Declared, head=("embed", "mlp")), ones(4, 5),
-        **OPTIONS, overrides={"head/kernel": "readout"},
-    )  # fmt: skip
+    assert warned({"head": ("embed", "mlp")}, overrides={"head/kernel": "readout"}) == []
+
+
+def warned(names, **options):
+    """The texts of the SetupWarnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", dm.SetupWarning)
+        dm.setup("depth_mup", functools.partial(Declared, **names), ones(4, 5), **OPTIONS, **options)
+    return [str(one.message) for one in caught]
 
 
 # Overrides by functions
