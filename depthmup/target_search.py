@@ -143,7 +143,7 @@ class Expected(NamedTuple):
 class Tuning:
     """One call. Its choices depend on the rows, on the seconds that were measured, and on what was chosen before.
 
-    study: of the base, with the target. say: is told a line for each stage.
+    study: of the base, with the target. say: is told a line for each stage. The others are those of `search`.
     """
 
     def __init__(
@@ -213,16 +213,14 @@ class Tuning:
     def _search(self) -> dict[str, Any]:
         """What the choices depend on besides rows and seconds."""
         first = self._trial(self.base, self._value(self.guess), self.study.seed)
-        return self._of_rates() | {
+        sizes = Size(**self.target), self.base
+        return {
             "target": self.target,
             "first": first.key,
             "judge_by": self.study.sweep.judge_by,
             "per_octave": self.study.sweep.per_octave,
+            **({"learning_rates": list(map(self._rates, sizes))} if self._rates else {}),
         }
-
-    def _of_rates(self) -> dict[str, Any]:
-        """The learning rates of the target and of the base, where another hyperparameter is searched for."""
-        return {"learning_rates": [self._rates(Size(**self.target)), self._rates(self.base)]} if self._rates else {}
 
     def _replay(self) -> None:
         """Train what the choices of earlier calls lack."""
@@ -479,14 +477,13 @@ class Tuning:
         return training + self.slower * sum(map(self.seconds.compiling, programs.values()))
 
     def _train(self, choice: Choice, dropped: Sequence[Size] | None = None) -> None:
-        """Train what the workdir lacks of a choice, size by size. Seconds are those of the clock where all was lacking,
-        else those that were expected. dropped: sizes that are not trained; None: what the budget does not pay."""
+        """Train what the workdir lacks of a choice, size by size, or all at once on an executor's workers. Seconds are
+        those of the clock where all was lacking, else those that were expected. dropped: sizes that are not trained;
+        None: what the budget does not pay."""
         start, known = clock(), self._known()
         missing = [trial for trial in choice.trials if not known.has(*trial) and trial[0] not in (dropped or ())]
-        by_size = dict[Size, list[Trial]]()
-        for size, value, seed in missing:
-            by_size.setdefault(size, []).append(self._trial(size, value, seed))
-        sizes, without, late = sorted(by_size, key=lambda size: (size.compute, size)), list[Size](), list[Size]()
+        sizes = sorted({size for size, _, _ in missing}, key=lambda size: (size.compute, size))
+        without, late = list[Size](), list[Size]()
         for number, part in enumerate([sizes] if self._executor else [[size] for size in sizes]):
             part = [size for size in part if size not in self.left_out]
             if not part:
@@ -494,7 +491,7 @@ class Tuning:
             if number and dropped is None and choice.spent + clock() - start > LATE * self.budget:
                 late += part
                 continue
-            without += self._train_sizes({size: by_size[size] for size in part})
+            without += self._train_sizes({size: [place for place in missing if place[0] == size] for size in part})
             self._stop_if_asked()
         whole = len(missing) == len(choice.trials)
         self._use([size for size, _, _ in choice.trials if size not in (*without, *late, *(dropped or ()))])
@@ -506,22 +503,22 @@ class Tuning:
             self.choices.add(Choice((), 0.0, self.spent, measured, tuple(without), tuple(late)))
             self._correct(choice, self.choices.made[-1])
 
-    def _train_sizes(self, trials_of: Mapping[Size, Sequence[Trial]]) -> list[Size]:
-        """Time and train them. Returns the sizes that do not fit into memory, which are left out from now on."""
-        fitting, errors = dict(trials_of), list[OutOfMemory]()
+    def _train_sizes(self, places: Mapping[Size, Sequence[tuple[Size, float, int]]]) -> list[Size]:
+        """Time and train what is chosen at each size. Returns the sizes that do not fit into memory, which are left out
+        from now on."""
+        fitting, errors = list(places), list[OutOfMemory]()
         try:
-            self._measure({size: self._of_seeds(size, len(trials)) for size, trials in fitting.items()})
+            self._measure({size: self._of_seeds(size, len(of_size)) for size, of_size in places.items()})
         except OutOfMemory as error:  # all others are timed
-            fitting = {size: trials for size, trials in fitting.items() if shape_of(size) in self.seconds.measured}
+            fitting = [size for size in fitting if shape_of(size) in self.seconds.measured]
             errors.append(error)
         self._stop_if_asked()
-        self._use(list(fitting))
-        chosen = [trial for trials in fitting.values() for trial in trials]
+        self._use(fitting)
         try:
             train(
                 self.study.at_sizes(self.used),
                 self.workdir,
-                chosen=chosen,
+                chosen=[self._trial(*place) for size in fitting for place in places[size]],
                 runner=self.seconds.runner,
                 progress=False,
                 executor=self._executor,
@@ -530,9 +527,8 @@ class Tuning:
         except OutOfMemory as error:  # all others are trained
             errors.append(error)
             known = self._known()
-            lacking = [trial for trial in chosen if not known.has(trial.point.size, trial.learning_rate, trial.seed)]
-            fitting = {size: trials for size, trials in fitting.items() if not set(trials) & set(lacking)}
-        without = [size for size in trials_of if size not in fitting]
+            fitting = [size for size in fitting if all(known.has(*place) for place in places[size])]
+        without = [size for size in places if size not in fitting]
         self._leave_out(without)
         self.used = [size for size in self.used if size not in without]
         for size in without:

@@ -242,36 +242,44 @@ def test_a_size_that_does_not_fit_is_left_out(m, monkeypatch, tmp_path, capsys):
 class OnWorkers:
     """Stands for `Runner` and `timing_of` in the workers of an executor. at_once: the most sizes that ran at one time.
 
-    largest: width that fits into memory.
+    largest: width that fits into memory. when: a larger one fails.
     """
 
-    def __init__(self, monkeypatch, largest):
-        self._largest, self.now, self.at_once, self._running = largest, 0.0, 0, list[Size]()
+    def __init__(self, monkeypatch, largest, when):
+        self._largest, self._when, self.now, self.at_once, self._running = largest, when, 0.0, 0, list[Size]()
         monkeypatch.setattr(target_search, "clock", lambda: self.now)
         monkeypatch.setattr(Seconds, "training", lambda seconds, size: seconds_of(size))
         monkeypatch.setattr(remote, "_alone", contextlib.nullcontext())  # of one worker, and threads stand for several
         monkeypatch.setattr(remote, "timing_of", self.timing)
         monkeypatch.setattr(group.Runner, "train_in_memory", self.train)
 
-    def timing(self, of, runner):
-        if of.trials[0].point.width > self._largest:
+    def allocate(self, of, when):
+        if when == self._when and of.trials[0].point.width > self._largest:
             raise OutOfMemory("no memory")
+
+    def timing(self, of, runner):
+        self.allocate(of, "timed")
         return Timing(float(of.trials[0].point.size.compute), 1e-3, 0.0)
 
     def train(self, of):
+        self.allocate(of, "trained")
         self._running.append(of.trials[0].point.size)
         self.at_once = max(self.at_once, len(set(self._running)))
         time.sleep(0.05)
         self._running.remove(of.trials[0].point.size)
         self.now += sum(seconds_of(trial.point.size) for trial in of.trials) / 3
-        return [Finished(row_of(trial)) for trial in of.trials]
+        return [Finished(row_of(trial, of.study.searched)) for trial in of.trials]
 
 
-def test_workers_of_an_executor_train_the_sizes_of_a_stage_at_once(m, monkeypatch, tmp_path, capsys):
+DECAYS = {"hyperparameter": "weight_decay", "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(("when", "of"), [("timed", {}), ("trained", DECAYS)])
+def test_workers_of_an_executor_train_the_sizes_of_a_stage_at_once(when, of, m, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(fit, "design", largest)
     monkeypatch.setattr(target_search.page, "write", lambda *arguments, course: None)
-    workers = OnWorkers(monkeypatch, 16)
-    options = {"budget": 400, "tolerance": 1e-4, "progress": True}
+    workers = OnWorkers(monkeypatch, 16, when)
+    options = {**of, "budget": 400, "tolerance": 1e-4, "progress": True}
     with ThreadPoolExecutor(3) as executor:
         result = tune(m, tmp_path, executor=executor, **options)
     assert set(result.rows["width"]) == {8, 16}

@@ -59,7 +59,7 @@ def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
             for product in _products_next_to(graph, node, "operands"):
                 if product not in products and product.is_last_copy:
                     products.add(product)
-                    query, key = multiplied(graph, product)
+                    query, key = factors_of(graph, product)
                     yield query, key, product
 
 
@@ -71,7 +71,7 @@ def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     of_softmax = {product for *_, product in attentions(graph)}
     later, matrices = behind(graph), weights(graph)
     for node in graph.nodes:
-        factors = multiplied(graph, node) if node.is_last_copy and node not in of_softmax else ()
+        factors = factors_of(graph, node) if node.is_last_copy and node not in of_softmax else ()
         if not factors or later[node].isdisjoint(matrices) or any(map(_averages, factors)):
             continue
         left, right = factors
@@ -86,12 +86,12 @@ def _divided_by_its_size(graph: Graph, product: Node) -> bool:
     factor of another product that is part of one.
 
     The change is compared with that by random numbers, since a product may add little to the logits."""
-    factors = multiplied(graph, product)
+    factors = factors_of(graph, product)
     layers = filter(None, (last_layer(graph, factor) for factor in factors))
     outside = set[Node]().union(*map(graph.ancestors, layers))
     inside = set[Node]().union(*map(graph.ancestors, factors)) - outside
     products = [product, *(node for node in inside if node.summed == product.summed)]
-    values = {product}.union(as_stored(factor) for node in products for factor in multiplied(graph, node))
+    values = {product}.union(as_stored(factor) for node in products for factor in factors_of(graph, node))
     rng, nodes = np.random.default_rng(0), set(graph.nodes)
 
     def effect(value: Node, factor: Any) -> float:
@@ -119,7 +119,7 @@ def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
             if neighbour in passed or neighbour not in graph.fed:
                 continue
             passed.add(neighbour)
-            if multiplied(graph, neighbour):
+            if factors_of(graph, neighbour):
                 inner = _products_next_to(graph, neighbour, "operands") if neighbour.op == "reduce_sum" else []
                 products += inner or [neighbour]
             elif neighbour.op not in PRODUCTS:
@@ -127,7 +127,7 @@ def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
     return products
 
 
-def multiplied(graph: Graph, node: Node) -> tuple[Node, ...]:
+def factors_of(graph: Graph, node: Node) -> tuple[Node, ...]:
     """The two activations whose product is summed over by one of CONTRACTIONS; nothing for other operations.
 
     In attention of several heads one of the two may be what a layer makes of parameters, such as learned queries. With
@@ -173,7 +173,7 @@ def cosine(graph: Graph, node: Node) -> tuple[Node, ...]:
         if len(fed) != 1:
             return ()
         (node,) = fed
-    factors = node.operands if node.op == "dot_general" else multiplied(graph, node)
+    factors = node.operands if node.op == "dot_general" else factors_of(graph, node)
     if len(factors) != 2 or not is_cosine(graph, *factors):
         return ()
     return tuple(_unscaled(graph, factor) for factor in factors)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from depthmup.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
-from depthmup.graph.products import attentions, multiplied, source
+from depthmup.graph.products import attentions, factors_of, source
 
 STEPS_AROUND = 1  # how far the operations around the place of a parameter go back: not to the layer before
 
@@ -64,20 +64,16 @@ def branches(graph: Graph) -> list[Branch]:
     # queries, to which a part that sees the inputs is added.
     stream = _stream(graph, result)
     result = [branch for branch in result if graph.sees_inputs(branch.start) or branch.sum in stream]
-    result = [branch for branch in result if not _reaches_in(graph, branch, result)]
+    factors = {as_stored(factor) for node in graph.nodes for factor in factors_of(graph, node)}
+    result = [branch for branch in result if not (branch.sum in factors and _reaches_in(graph, branch, result))]
     return result + _injections(graph, result)
 
 
 def _reaches_in(graph: Graph, branch: Branch, branches: Sequence[Branch]) -> bool:
-    """Whether a sum inside another branch adds something from before it, which is no state of a stream: the values of
-    the first block, which all others add to their own (value residuals). Attention logits that blocks hand on are a
-    state."""
+    """Whether a sum that is a factor of a product inside another branch adds something from before it that is no state
+    of a stream: the values of the first block, which all others add to their own (value residuals)."""
     states = _states(graph, branch.start) & {other.sum for other in branches}
     if states or any(branch.sum in _states(graph, other.start) for other in branches):
-        return False
-    if not any(branch.sum is as_stored(factor) for node in graph.nodes for factor in multiplied(graph, node)):
-        return False  # it is the state of a second stream
-    if _product(graph, branch.end) in {product for *_, product in attentions(graph)}:
         return False
     before = graph.descendants([branch.start])
     around = (other for other in branches if other.start in before and other.start is not branch.start)
@@ -120,15 +116,10 @@ def _biased_attentions(graph: Graph) -> set[Node]:
     biased = collections.defaultdict[Node, list[Node]](list)
     for node in _additions(graph):
         for logits, bias in (node.operands, node.operands[::-1]):
-            if _product(graph, logits) in products:
+            if as_stored(before_numbers(graph, as_stored(logits))[0]) in products:
                 biased[bias].append(node)
     behind = graph.descendants(products)
     return {node for bias, nodes in biased.items() if len(nodes) > 1 or bias not in behind for node in nodes}
-
-
-def _product(graph: Graph, logits: Node) -> Node:
-    """The product of queries and keys, if there is no more to attention logits than numbers that multiply it."""
-    return as_stored(before_numbers(graph, as_stored(logits))[0])
 
 
 def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:

@@ -124,7 +124,7 @@ class _Call(NamedTuple):
 
 
 class Calls:
-    """Calls of an executor's workers, as long as a context is open.
+    """Calls of an executor's workers, until they are closed.
 
     retries: how often a call whose worker was lost is made again. say: is told of each.
     """

@@ -224,6 +224,33 @@ def warned(names, **options):
     return [str(one.message) for one in caught]
 
 
+# What the program does not show
+
+
+def test_what_a_callback_applies_lies_as_other_matrices_do():
+    """All are stored (outputs, inputs), which the program shows of those that it applies itself."""
+
+    def make(width, depth, key):
+        shapes = {"up": (2 * width, width), "down": (width, 2 * width)}
+        blocks = [{name: jax.random.normal(key, shape) for name, shape in shapes.items()} for _ in range(depth)]
+        return {"embed": jnp.ones((width, 5)), "blocks": blocks, "head": jnp.ones((3, width))}
+
+    def call(params, x):
+        h = x @ params["embed"].T
+        for block in params["blocks"]:
+            result = jax.ShapeDtypeStruct(h.shape, h.dtype)
+            y = jax.nn.relu(h @ block["up"].T)
+            h = h + jax.pure_callback(lambda y, w: y @ w.T, result, y, block["down"], vmap_method="sequential")
+        return h @ params["head"].T
+
+    with pytest.warns(dm.SetupWarning, match="pure_callback"):
+        m = dm.setup("depth_mup", make, ones(4, 5), **OPTIONS, call=call)
+    width = m.width
+    fans = {path: (spec.fan_in, spec.fan_out) for path, spec in by_path(m.specs).items()}
+    assert fans["blocks/0/up"] == (width, 2 * width)
+    assert fans["blocks/0/down"] == (2 * width, width)
+
+
 # Overrides by functions
 
 
