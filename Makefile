@@ -16,8 +16,8 @@ checks: $(VENV)/ready
 
 # configs/default.py and docs/settings.md, from the declarations of the settings.
 configs: $(VENV)/ready
-	$(BIN)/python -m depthmup.write_config > configs/default.py
-	$(BIN)/python -m depthmup.write_config docs > docs/settings.md
+	$(BIN)/python -m depthmup.cli.write_config > configs/default.py
+	$(BIN)/python -m depthmup.cli.write_config docs > docs/settings.md
 
 # The site that people read, into site/: open site/index.html; needs no network to be read.
 docs: .venv-docs/ready

@@ -31,7 +31,7 @@ from depthmup.data.text import docstrings
 from depthmup.train.loop import CHUNK
 from depthmup.trials.group import Runner
 from depthmup.trials.plan import Group, trials
-from depthmup.tuning import study_of
+from depthmup.tune.model_sweep import study_of
 from experiments.gpt_linen import GPT
 
 WIDTH, DEPTH, CONTEXT, BATCH, STEPS = 64, 4, 32, 16, 100

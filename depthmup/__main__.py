@@ -2,18 +2,18 @@
 
 import sys
 
-from depthmup import interrupt, usage
+from depthmup import cli_flags, interrupt
 
 
 def main(program: str = "depthmup") -> None:
     """Run the command; the core alone, installed without the extra `run`, has no command but `law` and says so."""
     interrupt.watch()
     try:
-        if usage.verb_of(sys.argv[1:]) == "law":
-            from depthmup import law
+        if cli_flags.verb_of(sys.argv[1:]) == "law":
+            from depthmup.cli import law
 
             sys.exit(law.run(program, sys.argv[1:]))
-        from depthmup import command
+        from depthmup.cli import command
     except ModuleNotFoundError as error:
         print(f"error: {program} needs {error.name}: pip install 'depthmup[run]'", file=sys.stderr)
         sys.exit(2)

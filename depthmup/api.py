@@ -1,13 +1,6 @@
 """The public names of depthmup (docs/api/), which `import depthmup` gives when one of them is first used."""
 
 from depthmup import fit, testing, theory
-from depthmup.audit import Init, InitAudit, audit_init
-from depthmup.convert import convert
-from depthmup.explain import Explanation, explain
-from depthmup.forward import absorb
-from depthmup.gain import Gain, GainAudit, audit_gain
-from depthmup.graph import ForwardError
-from depthmup.infer import infer_specs
 from depthmup.measure import (
     CoordinateReport,
     MaximalUpdate,
@@ -24,10 +17,17 @@ from depthmup.measure import (
     probe,
     sharpness,
 )
-from depthmup.optim import clip_by_global_norm, optimizer, scale_by_eps_factors, scale_by_parameterization
 from depthmup.own_model import Setup, SetupWarning, setup
-from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization, parameterization
-from depthmup.specs import (
+from depthmup.reading import infer_specs
+from depthmup.reading.audit import Init, InitAudit, audit_init
+from depthmup.reading.forward import absorb
+from depthmup.reading.gain import Gain, GainAudit, audit_gain
+from depthmup.reading.graph import ForwardError
+from depthmup.rules.convert import convert
+from depthmup.rules.explain import Explanation, explain
+from depthmup.rules.optim import clip_by_global_norm, optimizer, scale_by_eps_factors, scale_by_parameterization
+from depthmup.rules.parameterization import ForwardFactors, LeafFactors, Parameterization, parameterization
+from depthmup.rules.specs import (
     ParamSpec,
     SpecError,
     factors,
@@ -37,7 +37,7 @@ from depthmup.specs import (
     specs_from_json,
     specs_to_json,
 )
-from depthmup.wrap_optimizer import wrap
+from depthmup.rules.wrap_optimizer import wrap
 
 __all__ = [
     "CoordinateReport",

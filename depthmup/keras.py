@@ -11,7 +11,7 @@ import jax
 
 from depthmup import own_model
 from depthmup.own_model import Setup
-from depthmup.specs import factors
+from depthmup.rules.specs import factors
 
 FAMILIES = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "Nadam": "adam", "Lion": "adam"}  # Keras' own optimizers
 

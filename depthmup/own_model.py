@@ -19,15 +19,9 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from depthmup import bucket, optim, recommended
-from depthmup.audit import InitAudit
-from depthmup.batch_rules import NO_BASE, RuleName, Run, run_of, times
+from depthmup import bucket
 from depthmup.data.batch_checks import check_callable, check_loss, checked_batch, not_finite, shapes_of, too_large
 from depthmup.declare import SIZE
-from depthmup.explain import Explanation, explain, pattern
-from depthmup.forward import layers as layers_of
-from depthmup.frameworks import Model, as_returned
-from depthmup.gain import GainAudit
 from depthmup.measure import (
     CoordinateReport,
     MaximalUpdate,
@@ -42,16 +36,23 @@ from depthmup.measure.hidden import with_hidden
 from depthmup.measure.maximal_update import over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.names import Range, at_least_one, short, unknown
-from depthmup.parameterization import (
+from depthmup.reading.audit import InitAudit
+from depthmup.reading.forward import layers as layers_of
+from depthmup.reading.frameworks import Model, as_returned
+from depthmup.reading.gain import GainAudit
+from depthmup.reading.setup_warnings import setup_warnings
+from depthmup.reading.source import Source
+from depthmup.rules import optim, recommended
+from depthmup.rules.batch_rules import NO_BASE, RuleName, Run, run_of, times
+from depthmup.rules.explain import Explanation, explain, pattern
+from depthmup.rules.parameterization import (
     FAMILIES,
     FamilyName,
     Name,
     Parameterization,
     parameterization,
 )
-from depthmup.setup_warnings import setup_warnings
-from depthmup.source import Source
-from depthmup.specs import (
+from depthmup.rules.specs import (
     Layout,
     Overrides,
     ParamSpec,
@@ -63,7 +64,7 @@ from depthmup.specs import (
     rescale,
     starred,
 )
-from depthmup.wrap_optimizer import rules_of, wrapped
+from depthmup.rules.wrap_optimizer import rules_of, wrapped
 
 if TYPE_CHECKING:
     from depthmup.report.result import SweepResult
@@ -584,7 +585,7 @@ class Setup:
         Raises ValueError for arguments that cannot be trained, before anything is compiled, WorkdirError for a workdir
         of another model, other data or settings, Stopped when interrupted, and WorkersLost of an executor.
         """
-        from depthmup.tuning import sweep  # the engine is loaded when it is needed
+        from depthmup.tune.model_sweep import sweep  # the engine is loaded when it is needed
 
         return sweep(
             self,
@@ -648,7 +649,7 @@ class Setup:
         where every training diverges; and what `sweep` raises.
         """
         if target is not None:
-            from depthmup.tune_target import TOLERANCE, tune_target
+            from depthmup.tune.target import TOLERANCE, tune_target
 
             return tune_target(
                 self,
@@ -667,7 +668,7 @@ class Setup:
             raise ValueError(f"{names} are for a target: give target=, the sizes of the large run")
         if hasattr(learning_rate, "law"):
             raise ValueError("learning_rate= must be a number, a first guess, without target=")
-        from depthmup.tuning import tune
+        from depthmup.tune.model_sweep import tune
 
         return tune(self, loss, batches, steps=steps, learning_rate=learning_rate, **options)
 

@@ -1,58 +1,19 @@
-"""How a network is trained, apart from network and hyperparameters: length, schedule, loss, clipping, averaging.
-
-A loss and a schedule are added by rows of their tables.
-"""
+"""How a network is trained, apart from network and hyperparameters: length, schedule, loss, clipping, averaging."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from depthmup.declare import declared, key
+from depthmup.losses import LOSSES, of_examples
+from depthmup.schedules import SCHEDULES
 
 MOST_STEPS = 2**30  # the number of steps is below it
-
-# Each schedule takes the share, in [0, 1], of the steps after the warm-up that are done. It is a share and not a step
-# because the number of steps is traced, and Optax's schedules need a Python number.
-SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "linear": optax.linear_schedule(1.0, 0.0, 1),
-    "cosine": optax.cosine_decay_schedule(1.0, 1),
-    "cosine_to_tenth": optax.cosine_decay_schedule(1.0, 1, alpha=0.1),
-    "wsd": optax.linear_schedule(1.0, 0.0, 0.2, transition_begin=0.8),  # warm-up, stable, decay
-    "constant": optax.constant_schedule(1.0),
-}
-
-
-class Loss(NamedTuple):
-    """A loss of single examples.
-
-    of_targets: (logits, targets), both (..., classes) -> losses, (...). Targets are one-hot labels or real ones.
-    chance: number of classes -> the loss of a network that has learned nothing.
-    of_labels: (logits, labels), labels integers (...) -> losses, (...), of a loss of probabilities. None: targets may
-      be any real numbers.
-    """
-
-    of_targets: Callable[[jax.Array, jax.Array], jax.Array]
-    chance: Callable[[int], float]
-    of_labels: Callable[[jax.Array, jax.Array], jax.Array] | None = None
-
-
-def _half_square(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-    return 0.5 * jnp.square(outputs - targets).sum(-1)
-
-
-# A network that has learned nothing gives all classes equal probabilities, or has the output 0.
-LOSSES: dict[str, Loss] = {
-    "cross_entropy": Loss(optax.softmax_cross_entropy, math.log, optax.softmax_cross_entropy_with_integer_labels),
-    "mse": Loss(_half_square, lambda classes: 0.5),
-    "centered_mse": Loss(_half_square, lambda classes: 0.5),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,20 +108,3 @@ class Recipe:
         if loss.of_labels:
             targets = optax.smooth_labels(targets, self.label_smoothing)
         return loss.of_targets(logits, targets)
-
-
-def of_examples(values: jax.Array) -> jax.Array:
-    """The mean of each example: (batch, ...) -> (batch,)."""
-    return values.mean(tuple(range(1, values.ndim)))
-
-
-def multiplier(schedule: str, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
-    """The factor in [0, 1] that multiplies the learning rates of all leaves at a step.
-
-    It is min(1, (step + 1) / warmup) times the schedule's value, which is 1 during the warm-up.
-
-    steps: number of steps of the whole training.
-    """
-    done = jnp.maximum(step - warmup, 0) / jnp.maximum(steps - warmup, 1)
-    rising = jnp.where(step < warmup, (step + 1) / jnp.maximum(warmup, 1), 1.0)
-    return rising * SCHEDULES[schedule](done)

@@ -18,17 +18,18 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data import Augment, names
 from depthmup.declare import SIZE, Key, declared, key
 from depthmup.fit.curve import POINTS
+from depthmup.losses import LOSSES
 from depthmup.measure.coordinate_check import coordinate_check
 from depthmup.models import MODELS
 from depthmup.models.layers import MESH_AXES
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
-from depthmup.optim import DEFAULTS, OPTIMIZERS, RANGES, family_of
-from depthmup.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
-from depthmup.recipe import LOSSES, Recipe
+from depthmup.recipe import Recipe
+from depthmup.rules.batch_rules import RULES, RuleName, Run
+from depthmup.rules.optim import DEFAULTS, OPTIMIZERS, RANGES, family_of
+from depthmup.rules.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
 
 FAMILY = "residual_mlp"  # the family of models of a config that names none
 LEARNING_RATE = "optimizer.learning_rate"

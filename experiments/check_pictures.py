@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import depthmup as dm
-from depthmup.parameterization import Name
+from depthmup.rules.parameterization import Name
 from experiments.language import loss
 
 # file: (parameterization, options of the check, the verdict to show)

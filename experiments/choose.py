@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from depthmup import recommended
 from depthmup.fit.verdict import Verdict
-from depthmup.parameterization import FamilyName
-from depthmup.recommended import Branches
+from depthmup.rules import recommended
+from depthmup.rules.parameterization import FamilyName
+from depthmup.rules.recommended import Branches
 from depthmup.trials.verdicts import TransferCurve
 from experiments import language
 from experiments.figures import page

@@ -21,7 +21,7 @@ from depthmup.data import digits
 from depthmup.data.dataset import Split
 from depthmup.fit import ensemble_errors
 from depthmup.models import ResidualCNN, model_specs
-from depthmup.specs import is_spec
+from depthmup.rules.specs import is_spec
 from depthmup.theory import lazy_conv_kernels
 from experiments.networks import noisy_law
 from experiments.output import Row, about, of_law

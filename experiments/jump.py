@@ -57,12 +57,12 @@ from matplotlib.figure import Figure
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
-from depthmup.batch_rules import RuleName, Run
 from depthmup.colors import size_colors
 from depthmup.fit import Cost, Transfer
 from depthmup.fit.picture import loss_marks, paint, plain_log
-from depthmup.parameterization import Name
 from depthmup.report import figures
+from depthmup.rules.batch_rules import RuleName, Run
+from depthmup.rules.parameterization import Name
 from depthmup.sweep import judge
 from experiments import command_line, gpt_linen
 from experiments.figures.figure import IMAGES, save

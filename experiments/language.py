@@ -26,7 +26,7 @@ import pandas
 import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data.text import docstrings
-from depthmup.parameterization import Name
+from depthmup.rules.parameterization import Name
 from depthmup.sweep import judge
 from depthmup.trials.verdicts import TransferCurve
 from experiments import command_line, gpt_linen, gpt_nnx

@@ -62,7 +62,7 @@ import pandas
 from configs import gpt
 from depthmup.backend import prepare_cpu
 from depthmup.data.prepare_tokens import prepare
-from depthmup.parameterization import Name
+from depthmup.rules.parameterization import Name
 from depthmup.settings import Settings, from_config, put
 from depthmup.train import flops
 from depthmup.train.build import batches_of, hyper_of, task_of

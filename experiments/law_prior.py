@@ -36,13 +36,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from configs import patches16_simple_resnet, patches16_vit, transfer
-from depthmup.batch_rules import NOTHING, RULES
 from depthmup.files import write_atomically
-from depthmup.fit.curve import CONFIDENCE, half_width
+from depthmup.fit.curve import half_width
 from depthmup.fit.drift import Drift
 from depthmup.fit.published_rules import PUBLISHED_RULES
-from depthmup.optim import family_of
-from depthmup.parameterization import TABLES, FamilyName, Parameterization, parameterization
+from depthmup.fit.thresholds import CONFIDENCE
+from depthmup.rules.batch_rules import NOTHING, RULES
+from depthmup.rules.optim import family_of
+from depthmup.rules.parameterization import TABLES, FamilyName, Parameterization, parameterization
 from depthmup.settings import from_config
 from depthmup.sweep import judge
 from depthmup.trials.verdicts import TransferCurve

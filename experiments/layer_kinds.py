@@ -45,8 +45,8 @@ from depthmup.backend import prepare_cpu
 from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
 from depthmup.measure.slope import Estimate
-from depthmup.parameterization import Name
-from depthmup.specs import group, is_spec, starred
+from depthmup.rules.parameterization import Name
+from depthmup.rules.specs import group, is_spec, starred
 from depthmup.sweep import judge
 from experiments import command_line, language
 from experiments.figures.figure import cells

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 
 
 class Moments(NamedTuple):

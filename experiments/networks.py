@@ -20,9 +20,9 @@ import depthmup as dm
 from depthmup.fit import PowerLaw, power_law
 from depthmup.models import MLP, Model, ResidualMLP
 from depthmup.names import at_least_one
-from depthmup.parameterization import ForwardFactors, LeafFactors, Name
 from depthmup.recipe import Recipe
-from depthmup.specs import PyTree, is_spec
+from depthmup.rules.parameterization import ForwardFactors, LeafFactors, Name
+from depthmup.rules.specs import PyTree, is_spec
 from depthmup.theory import Problem
 from depthmup.train import Hyper, Task, TrainState
 from depthmup.train.devices import trial_layout

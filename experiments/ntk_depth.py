@@ -24,7 +24,7 @@ import depthmup as dm
 from depthmup.fit import ensemble_errors
 from depthmup.measure import empirical_ntk, linen_dense
 from depthmup.models import Model, model_specs
-from depthmup.specs import is_spec
+from depthmup.rules.specs import is_spec
 from depthmup.theory import Problem, lazy_kernels
 from experiments.networks import GROUPS, inputs, mean_error, network, noisy_law, train
 from experiments.output import Row, about, of_law

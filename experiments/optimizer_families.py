@@ -27,10 +27,10 @@ import optax
 import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.measure import Probe
-from depthmup.optim import scale_by_tree
-from depthmup.parameterization import FamilyName, Name
-from depthmup.specs import PyTree, is_spec
-from depthmup.wrap_optimizer import Rules, rules_of, wrapped
+from depthmup.rules.optim import scale_by_tree
+from depthmup.rules.parameterization import FamilyName, Name
+from depthmup.rules.specs import PyTree, is_spec
+from depthmup.rules.wrap_optimizer import Rules, rules_of, wrapped
 from experiments import matrix_updates
 
 INPUTS, OUTPUTS, EXAMPLES = 32, 4, 8

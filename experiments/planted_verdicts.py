@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from depthmup import fit
-from depthmup.fit.verdict import LEAST
+from depthmup.fit.thresholds import NEGLIGIBLE
 from experiments.output import markdown
 from experiments.planted_curves import PLACES, SHARP, Shape, command, corner
 
@@ -224,7 +224,7 @@ def planted(kind: Kind) -> tuple[float, list[float], list[float]]:
         best = place if i == 0 else best
         at = best - kind.centre(i)
         costs.append(math.inf if at > kind.cliff else float(kind.loss(np.array(at), i)) - least)
-        margins.append(max(LEAST, float(kind.loss(np.array(place - fit.MARGIN), i)) - least))
+        margins.append(max(NEGLIGIBLE, float(kind.loss(np.array(place - fit.MARGIN), i)) - least))
     return best, costs, margins
 
 

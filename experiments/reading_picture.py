@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import depthmup as dm
-from depthmup.graph import traced, uses_of
-from depthmup.specs import PyTree, leaves_of
+from depthmup.reading.graph import traced, uses_of
+from depthmup.rules.specs import PyTree, leaves_of
 
 WIDTH, DEPTH = 16, 1
 COLORS = {"i": "C0", "o": "C1"}  # axes of inputs, of outputs

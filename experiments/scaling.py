@@ -49,12 +49,12 @@ import pandas
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
-from depthmup.batch_rules import RULES
 from depthmup.data import load
 from depthmup.data.dataset import Split
 from depthmup.fit import Transfer, transfer
 from depthmup.models import SimpleResNet
-from depthmup.optim import family_of
+from depthmup.rules.batch_rules import RULES
+from depthmup.rules.optim import family_of
 from depthmup.sweep import judge
 from depthmup.trials.verdicts import TransferCurve
 from experiments import command_line, gpt_linen

@@ -30,8 +30,8 @@ import numpy as np
 import pandas
 
 from depthmup import fit
-from depthmup.batch_rules import Exponents, RuleName
 from depthmup.files import write_atomically
+from depthmup.rules.batch_rules import Exponents, RuleName
 from depthmup.sweep import judge
 from experiments import command_line, language, scaling
 from experiments.output import Interval, markdown, paired

@@ -30,7 +30,7 @@ from depthmup.fit import capped, ensemble_errors, optimum
 from depthmup.fit.drift import fitted_drift
 from depthmup.measure import distance, feature_kernels, update_sizes
 from depthmup.models import CNN, MLP, Model, ResidualCNN, ResidualMLP, model_specs, states
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 from depthmup.theory import Problem, dmft, lazy_kernels, minibatches, one_step_linear
 from experiments import command_line, convolutional_kernels, ntk_depth, richness, signal_propagation, two_weight_blocks
 from experiments.networks import GROUPS, KX, Y, mean_error, network, noisy_law, train

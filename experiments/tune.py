@@ -45,7 +45,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.files import write_atomically
 from depthmup.fit.curve import checked
 from depthmup.names import percent
-from depthmup.parameterization import Name
+from depthmup.rules.parameterization import Name
 from depthmup.settings import LEARNING_RATE, column
 from depthmup.sweep import SweepResult
 from depthmup.trials.choices import CHOICES

@@ -10,7 +10,7 @@ import pytest
 
 from depthmup.models import GPT, attend
 from depthmup.models.attend import BLOCK, ROWS
-from depthmup.parameterization import ForwardFactors
+from depthmup.rules.parameterization import ForwardFactors
 from tests.families import FACTORS, applied, init
 
 LONG = BLOCK + ROWS + 3  # a number of tokens that blocks do not divide

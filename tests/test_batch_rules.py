@@ -12,11 +12,11 @@ import optax
 import pytest
 
 from depthmup import sweep
-from depthmup.batch_rules import RULES, RuleName, Run
 from depthmup.data.batches import batch_indices
-from depthmup.optim import OPTIONS, family_of
 from depthmup.report import page
 from depthmup.report.curves import judge as judge_rows
+from depthmup.rules.batch_rules import RULES, RuleName, Run
+from depthmup.rules.optim import OPTIONS, family_of
 from depthmup.settings import SettingsError
 from depthmup.sweep import judge, load
 from depthmup.train.build import hyper_of, optimizer_of, steps_of
@@ -24,7 +24,7 @@ from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.adaptive import Search
 from depthmup.trials.model_study import from_identity
 from depthmup.trials.plan import combinations, trials
-from depthmup.tuning import study_of
+from depthmup.tune.model_sweep import study_of
 from tests import tiny
 from tests.test_model_sweep import DEPTH, WIDTH, X, Y, loss, setup
 

@@ -15,13 +15,13 @@ import pytest
 
 from depthmup import bucket, sweep
 from depthmup.files import write_atomically
-from depthmup.target_search import search
 from depthmup.train import log
 from depthmup.train.checkpoint import Checkpoints, load
 from depthmup.train.log import MetricsObject
 from depthmup.train.run import train
 from depthmup.train.workdir import OWNER, NotSaved, Workdir, WorkdirError
 from depthmup.trials.store import Store
+from depthmup.tune.search import search
 from tests import object_store, tiny, torture
 from tests.torture import ROOT, finish, wait_for
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from depthmup import data, fit, usage
+from depthmup import cli_flags, data, fit
 from depthmup.data.images import TFDS
 from depthmup.models import MODELS
 from depthmup.settings import LEARNING_RATE, from_config
@@ -147,7 +147,7 @@ def assert_trains(config):
 def test_header(file):
     """A headline, commands, what they cost and gave, if they were run; they name this file and a data set there is."""
     text = (ROOT / "configs" / f"{file}.py").read_text().split('"""')[1]
-    assert len(usage.headline(file)) <= 73  # a line of --help
+    assert len(cli_flags.headline(file)) <= 73  # a line of --help
     assert re.search(rf"\n    python main\.py (sweep )?--config=configs/{file}\.py[ :].*--workdir=", text)
     assert "\nCost: " in text
     assert re.search(r"\n(Result.*:|Not run[:;]) ", text)

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
 import depthmup as dm
-from depthmup.specs import SpecError, is_hidden, leaves_of, matched
+from depthmup.rules.specs import SpecError, is_hidden, leaves_of, matched
 
 X = jnp.ones((4, 5))
 

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 import depthmup as dm
-from depthmup.forward import absorb
-from depthmup.parameterization import TABLES, Table
+from depthmup.reading.forward import absorb
+from depthmup.rules.parameterization import TABLES, Table
 from tests.test_forward import OPTIMIZERS, NormedConv, network
 
 SHAPE = {"base_width": 4, "base_depth": 1, "base_head_dim": 2}

@@ -7,7 +7,7 @@ import pytest
 from depthmup import sweep
 from depthmup.report.calibration import calibrations
 from depthmup.report.curves import curves_along_depth
-from depthmup.report.run import run
+from depthmup.sweep import run
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.engine import train
 from tests import tiny

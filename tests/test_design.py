@@ -10,7 +10,8 @@ import numpy as np
 import pandas
 import pytest
 
-from depthmup import fit, law
+from depthmup import fit
+from depthmup.cli import law
 from depthmup.fit.design import FORM, _State
 from experiments import design as experiment
 from experiments import law as of_law

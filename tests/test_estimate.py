@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from configs import default
-from depthmup import verbs
+from depthmup.cli import verbs
 from depthmup.data import pipeline
 from depthmup.settings import SettingsError, from_config
 from depthmup.sweep import cost, train

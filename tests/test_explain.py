@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 import depthmup as dm
-from depthmup.explain import COLUMNS
+from depthmup.rules.explain import COLUMNS
 from tests.test_forward import network
 
 BIG = {"width": 16, "depth": 8}

@@ -11,11 +11,11 @@ import pytest
 from flax import linen as nn
 
 import depthmup as dm
-from depthmup.forward import absorb
-from depthmup.graph import ForwardError, Graph, contractions, sites, values_at
-from depthmup.graph.products import normalized
 from depthmup.measure.hidden import with_hidden
-from depthmup.specs import Absorbed
+from depthmup.reading.forward import absorb
+from depthmup.reading.graph import ForwardError, Graph, contractions, sites, values_at
+from depthmup.reading.graph.products import normalized
+from depthmup.rules.specs import Absorbed
 
 STEPS, OUTPUTS = 8, 5
 

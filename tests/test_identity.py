@@ -19,7 +19,7 @@ from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.engine import train
 from depthmup.trials.identity import NEWER, settings
 from depthmup.trials.store import Finished, Store, extension
-from depthmup.tuning import study_of
+from depthmup.tune.model_sweep import study_of
 
 INPUTS, CLASSES, BATCH, STEPS = 6, 4, 8, 20
 X = np.random.default_rng(0).normal(size=(32, INPUTS)).astype(np.float32)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup.init_std import evaluate, traced
+from depthmup.reading.init_std import evaluate, traced
 
 KEY = jax.random.key(0)
 INITIALIZERS = {

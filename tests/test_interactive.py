@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from depthmup import command
+from depthmup.cli import command
 from depthmup.files import digest
 from depthmup.fit import picture
 from depthmup.report import figures, interactive, page, panels, words

@@ -20,7 +20,7 @@ from depthmup.measure import (
     network_kernels,
 )
 from depthmup.models import CNN, MLP, ResidualMLP, ViT, model_specs, unstack_blocks
-from depthmup.specs import group, is_spec
+from depthmup.rules.specs import group, is_spec
 from depthmup.theory.lazy import lazy_kernels
 from tests import families
 from tests.families import FACTORS, IMAGE, init

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from depthmup import fit, law
+from depthmup import fit
+from depthmup.cli import law
 from depthmup.fit.law_rows import AXES, CONDITIONS
 from depthmup.report.law import LargeRun
 

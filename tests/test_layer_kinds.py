@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 
-from depthmup.specs import group, is_spec, starred
+from depthmup.rules.specs import group, is_spec, starred
 from experiments import language, layer_kinds
 
 PLAIN = {

@@ -6,7 +6,6 @@ import pytest
 
 from depthmup import sweep
 from depthmup.report import live, page
-from depthmup.report import run as whole
 from depthmup.report.curves import finished, judge
 from depthmup.train.stop import Stopped
 from depthmup.trials.progress import Progress
@@ -123,9 +122,9 @@ def test_a_run_writes_it(rows, progress, tmp_path, monkeypatch):
         assert "So far: depth 3, 4." in (tmp_path / "report.html").read_text()
         raise Stopped(None, "")
 
-    monkeypatch.setattr(whole, "train", train)
+    monkeypatch.setattr(sweep, "train", train)
     with pytest.raises(Stopped):
-        whole.run(tiny.study(**GRID), tmp_path)
+        sweep.run(tiny.study(**GRID), tmp_path)
     assert "stopped; the same command goes on" in (tmp_path / "report.html").read_text()
 
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import pytest
 from absl import flags
 
-from depthmup import command, find_config, usage, verbs
-from depthmup.explain import COLUMNS
+from depthmup import cli_flags, find_config
+from depthmup.cli import command, verbs
+from depthmup.rules.explain import COLUMNS
 from tests import tiny
 from tests.test_compare import store
 from tests.test_report import GRID
@@ -91,31 +92,31 @@ def test_help_needs_no_jax(words):
 
 
 def test_the_help_has_all_verbs_and_configs():
-    lines = usage.text("main.py", []).splitlines()
-    for name, verb in usage.VERBS.items():
+    lines = cli_flags.text("main.py", []).splitlines()
+    for name, verb in cli_flags.VERBS.items():
         assert f"  {name:9}  {verb.does}" in lines
     named = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
-    assert named == {*usage.VERBS, *find_config.names()}
-    assert list(usage.VERBS) == [*verbs.VERBS, "law"]  # which needs no config
+    assert named == {*cli_flags.VERBS, *find_config.names()}
+    assert list(cli_flags.VERBS) == [*verbs.VERBS, "law"]  # which needs no config
 
 
-@pytest.mark.parametrize("verb", usage.VERBS)
+@pytest.mark.parametrize("verb", cli_flags.VERBS)
 def test_the_help_of_a_verb_has_its_flags_alone(verb):
-    *_, example = lines = usage.text("main.py", [verb, "--help"]).splitlines()
-    assert lines[0].endswith(f": {usage.VERBS[verb].does}")
+    *_, example = lines = cli_flags.text("main.py", [verb, "--help"]).splitlines()
+    assert lines[0].endswith(f": {cli_flags.VERBS[verb].does}")
     named = {line.split("--")[1].split("=")[0].split()[0] for line in lines if line.startswith("  --")}
-    taken = {name for name, flag in usage.FLAGS.items() if verb in flag.verbs}
+    taken = {name for name, flag in cli_flags.FLAGS.items() if verb in flag.verbs}
     assert named - {"config", "config.KEY", "workdir"} == taken
-    assert example == f"Example: main.py {usage.VERBS[verb].example}"
+    assert example == f"Example: main.py {cli_flags.VERBS[verb].example}"
     if verb in verbs.VERBS:
-        assert taken <= set(inspect.signature(verbs.VERBS[verb]).parameters) | set(usage.PROCESS)
+        assert taken <= set(inspect.signature(verbs.VERBS[verb]).parameters) | set(cli_flags.PROCESS)
 
 
 @pytest.mark.parametrize("verb", verbs.VERBS)
 def test_the_example_of_a_verb_is_a_call(verb, call, monkeypatch):
     calls = []
     monkeypatch.setitem(verbs.VERBS, verb, lambda *arguments, **options: calls.append(arguments) or 0)
-    assert call(*usage.VERBS[verb].example.split()) == Done(0, "", "")
+    assert call(*cli_flags.VERBS[verb].example.split()) == Done(0, "", "")
     assert len(calls) == 1
 
 

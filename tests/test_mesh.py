@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import DictKey, GetAttrKey
 
 from configs import text_gpt
-from depthmup import verbs
+from depthmup.cli import verbs
 from depthmup.plan import plan
 from depthmup.plan.program import DoesNotFit, Program, collectives
 from depthmup.recipe import Recipe
@@ -24,7 +24,7 @@ from depthmup.train.run import loop_of, train
 from depthmup.trials.engine import train as sweep
 from depthmup.trials.estimate import at_once
 from depthmup.trials.group import Runner
-from depthmup.tuning import study_of
+from depthmup.tune.model_sweep import study_of
 from tests import tiny
 from tests.test_model_sweep import BATCH, RATES, X, Y, loss
 from tests.test_model_sweep import setup as cached_setup

@@ -8,7 +8,7 @@ import pytest
 
 import depthmup as dm
 from depthmup.models import MODELS, model_specs
-from depthmup.specs import is_spec
+from depthmup.rules.specs import is_spec
 from depthmup.train.task import Task
 from tests.families import CASES, model
 

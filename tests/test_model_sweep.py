@@ -23,7 +23,7 @@ from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.engine import checked
 from depthmup.trials.group import GroupHooks
 from depthmup.trials.plan import trials
-from depthmup.tuning import study_of
+from depthmup.tune.model_sweep import study_of
 from tests import tiny
 from tests.test_forward import OffsetNorm
 

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 import depthmup as dm
-from depthmup.specs import leaves_of
+from depthmup.rules.specs import leaves_of
 
 X = jnp.ones((4, 5))
 SIZES = {"width": 16, "depth": 2, "base": (8, 1), "fan_in_init": False}

@@ -11,9 +11,9 @@ import optax
 import pytest
 
 import depthmup as dm
-from depthmup import optim
-from depthmup.optim import OPTIONS
-from depthmup.tuning import study_of
+from depthmup.rules import optim
+from depthmup.rules.optim import OPTIONS
+from depthmup.tune.model_sweep import study_of
 from experiments.gradient_norm import Net, stored_norms
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor", "muon")

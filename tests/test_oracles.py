@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import depthmup as dm
-from depthmup.optim import families_of
+from depthmup.rules.optim import families_of
 from tests.foreign.roles import by_path
 
 BASE, WIDTH, M = 8, 32, 4  # base width, width, their ratio

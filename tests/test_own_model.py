@@ -19,7 +19,7 @@ from flax import nnx
 import depthmup as dm
 from depthmup.measure.probe import feature_changes
 from depthmup.models import MLP, ResidualMLP, ViT, states
-from depthmup.specs import Absorbed, is_spec
+from depthmup.rules.specs import Absorbed, is_spec
 from tests.test_forward import NormedConv, Residual, Transformer
 
 WIDTH, DEPTH, BASE = 16, 4, (8, 2)

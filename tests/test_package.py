@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 import depthmup
 from depthmup import find_config
-from depthmup.usage import VERBS
+from depthmup.cli_flags import VERBS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

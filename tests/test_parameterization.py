@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from depthmup.parameterization import FAMILIES, ROLES, TABLES, Name, Parameterization, Table, parameterization
+from depthmup.rules.parameterization import FAMILIES, ROLES, TABLES, Name, Parameterization, Table, parameterization
 
 M, M_L, BASE, BASE_L = 8, 4, 32, 2
 MATRIX_ROLES = ("input", "hidden", "output", "readout")

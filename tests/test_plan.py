@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from configs import default, imagenet_resnet
-from depthmup import data, verbs
+from depthmup import data
+from depthmup.cli import verbs
 from depthmup.data.images import TFDS
 from depthmup.plan import plan
 from depthmup.plan.plan import largest

@@ -28,9 +28,9 @@ def test_every_planted_fault_reaches_the_tests_that_see_it(here):
         ("docs/your-model.md", "tests/test_site.py"),
         ("README.md", "tests/test_readme.py"),
         ("depthmup/report/report.html.jinja", "tests/test_report.py"),
-        ("depthmup/verbs.py", "tests/test_main.py"),  # a child process
+        ("depthmup/cli/verbs.py", "tests/test_main.py"),  # a child process
         ("depthmup/train/loop.py", "tests/test_stream.py"),  # a program in a string
-        ("depthmup/source.py", "tests/foreign/test_slopes.py"),  # whose setups another file may have cached
+        ("depthmup/reading/source.py", "tests/foreign/test_slopes.py"),  # whose setups another file may have cached
         ("configs/transfer.py", "tests/test_configs.py"),  # a name that is put together
         ("experiments/paper_b/dispute.py", "tests/test_paper_b.py"),
         ("tests/tiny.py", "tests/test_sweep.py"),

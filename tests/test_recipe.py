@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup.recipe import LOSSES, SCHEDULES, Recipe, multiplier
+from depthmup.losses import LOSSES
+from depthmup.recipe import Recipe
+from depthmup.schedules import SCHEDULES, multiplier
 from depthmup.train import Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.divergence import NEVER

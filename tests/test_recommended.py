@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import depthmup as dm
-from depthmup import recommended
-from depthmup.optim import OPTIMIZERS, family_of
 from depthmup.report.grow import grow
+from depthmup.rules import recommended
+from depthmup.rules.optim import OPTIMIZERS, family_of
 from depthmup.settings import from_config, put
 from depthmup.train.build import task_of
 

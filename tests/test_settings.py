@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs import default
+from depthmup.cli.write_config import default_config, page
 from depthmup.models import MODELS
 from depthmup.settings import (
     NOT_AT_THE_START,
@@ -19,7 +20,6 @@ from depthmup.settings import (
     keys,
 )
 from depthmup.train.build import task_of
-from depthmup.write_config import default_config, page
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import depthmup as dm
-from depthmup import verbs
+from depthmup.cli import verbs
 from depthmup.models import MODELS
 from depthmup.sweep import SweepResult
 from tests.test_readme import run
@@ -191,7 +191,7 @@ def test_every_public_name_is_in_the_reference():
     modules = ["depthmup", "depthmup.fit", "depthmup.theory", "depthmup.sweep", "depthmup.models"]
     public = {f"{module}.{name}" for module in modules for name in importlib.import_module(module).__all__}
     public -= {f"depthmup.{name}" for name in ("fit", "testing", "theory")}  # modules, whose names are here themselves
-    assert set(documented) == public | {"depthmup.testing.assert_transfers", "depthmup.batch_rules.Run"}
+    assert set(documented) == public | {"depthmup.testing.assert_transfers", "depthmup.rules.batch_rules.Run"}
 
 
 def members_in(text):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import depthmup as dm
-from depthmup.graph import traced
-from depthmup.size_constants import constants_of_products
-from depthmup.specs import leaves_of
+from depthmup.reading.graph import traced
+from depthmup.reading.size_constants import constants_of_products
+from depthmup.rules.specs import leaves_of
 from tests.foreign.conditioned import T5Attention
 from tests.foreign.models import MODELS
 from tests.foreign.recurrent import WorldModel

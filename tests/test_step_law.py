@@ -7,7 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
-from depthmup.batch_rules import Exponents
+from depthmup.rules.batch_rules import Exponents
 from experiments import step_law
 from experiments.output import Interval
 

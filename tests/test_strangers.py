@@ -12,7 +12,7 @@ from flax import nnx
 from jax.experimental import pallas as pl
 
 import depthmup as dm
-from depthmup.specs import leaves_of
+from depthmup.rules.specs import leaves_of
 
 X = jax.random.normal(jax.random.key(0), (4, 7))
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import depthmup as dm
-from depthmup import fit, target_search, verbs
+from depthmup import fit
+from depthmup.cli import verbs
 from depthmup.report import large_run
 from depthmup.settings import LEARNING_RATE, column, put
 from depthmup.train.stop import Stopped
@@ -28,7 +29,8 @@ from depthmup.trials.plan import combinations, trials
 from depthmup.trials.seconds import Seconds, Timing
 from depthmup.trials.store import Finished, Store, load
 from depthmup.trials.study import Size, Trial, judged_value
-from depthmup.tuning import study_of
+from depthmup.tune import search
+from depthmup.tune.model_sweep import study_of
 from tests import tiny
 
 WIDTH, DEPTH, INPUTS, CLASSES, STEPS = 8, 1, 6, 4, 20
@@ -111,11 +113,11 @@ class Planted:
     def __init__(self, monkeypatch, fails=lambda calls: None, design=largest):
         self.now, self.calls, self.trained, self._fails = 0.0, [], [], fails
         monkeypatch.setattr(fit, "design", design)
-        monkeypatch.setattr(target_search, "clock", lambda: self.now)
-        monkeypatch.setattr(target_search, "train", self.train)
+        monkeypatch.setattr(search, "clock", lambda: self.now)
+        monkeypatch.setattr(search, "train", self.train)
         monkeypatch.setattr(Seconds, "measure", self.measure)
         monkeypatch.setattr(Seconds, "training", lambda seconds, size: seconds_of(size))
-        monkeypatch.setattr(target_search.page, "write", self.write)
+        monkeypatch.setattr(search.page, "write", self.write)
 
     def write(self, *arguments, course):
         self.course = course
@@ -176,12 +178,12 @@ def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatc
     trained = [entry for entry in entries if entry["trials"]]
     for entry in trained[3:]:  # a stage takes at most as long as all before it
         assert entry["seconds"] <= max(entry["spent"], 1.28) + 1e-9
-    assert entries[-1]["spent"] <= 120 * target_search.LATE
+    assert entries[-1]["spent"] <= 120 * search.LATE
 
 
 def test_the_report_has_the_answer_first(m, monkeypatch, tmp_path):
     """Also where no size has enough rates for a verdict."""
-    write, planted = target_search.page.write, Planted(monkeypatch)
+    write, planted = search.page.write, Planted(monkeypatch)
     result = tune(m, tmp_path, tolerance=10.0)
     html = write([], result.rows, result.study, tmp_path, "m.tune", course=planted.course).read_text()
     assert html.index("<h1>Which learning rate does the large run want?") < html.index("Target: width 64")
@@ -247,7 +249,7 @@ class OnWorkers:
 
     def __init__(self, monkeypatch, largest, when):
         self._largest, self._when, self.now, self.at_once, self._running = largest, when, 0.0, 0, list[Size]()
-        monkeypatch.setattr(target_search, "clock", lambda: self.now)
+        monkeypatch.setattr(search, "clock", lambda: self.now)
         monkeypatch.setattr(Seconds, "training", lambda seconds, size: seconds_of(size))
         monkeypatch.setattr(remote, "_alone", contextlib.nullcontext())  # of one worker, and threads stand for several
         monkeypatch.setattr(remote, "timing_of", self.timing)
@@ -277,7 +279,7 @@ DECAYS = {"hyperparameter": "weight_decay", "weight_decay": 0.1}
 @pytest.mark.parametrize(("when", "of"), [("timed", {}), ("trained", DECAYS)])
 def test_workers_of_an_executor_train_the_sizes_of_a_stage_at_once(when, of, m, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(fit, "design", largest)
-    monkeypatch.setattr(target_search.page, "write", lambda *arguments, course: None)
+    monkeypatch.setattr(search.page, "write", lambda *arguments, course: None)
     workers = OnWorkers(monkeypatch, 16, when)
     options = {**of, "budget": 400, "tolerance": 1e-4, "progress": True}
     with ThreadPoolExecutor(3) as executor:
@@ -361,7 +363,7 @@ def test_a_model_that_diverges_at_every_rate(m, monkeypatch, tmp_path):
 
 
 def test_another_hyperparameter_at_the_rates_of_a_tune(m, monkeypatch, tmp_path, capsys):
-    write, target = target_search.page.write, Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET})
+    write, target = search.page.write, Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET})
     planted, options = Planted(monkeypatch, design=fit.design), {"budget": "1min", "tolerance": 1e-4}
     rates = tune(m, tmp_path / "rates", **options)
     decays = {"hyperparameter": "weight_decay", "weight_decay": 0.1, "learning_rate": rates, **options}
@@ -399,7 +401,7 @@ def test_an_average_has_a_law_of_what_is_lacking_to_1(m, monkeypatch):
 def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     """Trained by the engine; a sweep in the workdir has nothing left to train, and its rows count for a tune."""
     monkeypatch.setattr(fit, "design", largest)
-    monkeypatch.setattr(target_search.page, "write", lambda *arguments, course: None)
+    monkeypatch.setattr(search.page, "write", lambda *arguments, course: None)
     result = tune(m, tmp_path, target={"width": 64}, tolerance=10.0)
     assert set(result.rows["width"]) == {8, 16}
     rates = sorted(result.rows.loc[result.rows["width"] == 8, "learning_rate"])
@@ -434,8 +436,8 @@ def test_rates_under_a_batch_rule(monkeypatch, tmp_path):
 
     Planted(monkeypatch, design=near_the_law)
     tune(m, tmp_path, target={"steps": 800}, budget=60, tolerance=1e-4)
-    assert np.abs(octaves).max() < target_search.NEAR + 0.2  # `rates` has random numbers
-    assert np.ptp(octaves) > target_search.NEAR
+    assert np.abs(octaves).max() < search.NEAR + 0.2  # `rates` has random numbers
+    assert np.ptp(octaves) > search.NEAR
 
 
 CONFIG = {

@@ -1,11 +1,11 @@
-"""graph/axes.py: what each way of using a parameter in a program says of its axes, and that names say nothing."""
+"""reading/graph/axes.py: what each use of a parameter in a program says of its axes, and that names say nothing."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup.graph import traced, uses_of
+from depthmup.reading.graph import traced, uses_of
 
 H = np.ones((2, 6, 8), np.float32)  # (batch, tokens, width)
 TOKENS = np.zeros((2, 6), np.int32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from depthmup.models import MODELS
-from depthmup.optim import OPTIMIZERS
+from depthmup.rules.optim import OPTIMIZERS
 from depthmup.settings import put
 from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, examples, hyper_of, task_of

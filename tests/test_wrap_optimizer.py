@@ -13,8 +13,8 @@ import optax
 import pytest
 
 import depthmup as dm
-from depthmup.specs import Absorbed, is_spec
-from depthmup.wrap_optimizer import probe_updates, rules_of
+from depthmup.rules.specs import Absorbed, is_spec
+from depthmup.rules.wrap_optimizer import probe_updates, rules_of
 from experiments import matrix_updates
 from tests.test_optim import init
 

@@ -19,9 +19,10 @@ from absl import flags
 
 import depthmup as dm
 from configs import default
-from depthmup import command, fit, measure, sweep, theory, verbs
-from depthmup.batch_rules import Run
+from depthmup import fit, measure, sweep, theory
+from depthmup.cli import command, verbs
 from depthmup.models import MODELS
+from depthmup.rules.batch_rules import Run
 from depthmup.settings import Interval, SettingsError, from_config, keys, value_of
 from tests.test_main import ROOT, call  # noqa: F401 - a fixture
 from tests.test_model_sweep import LinenNet as Net

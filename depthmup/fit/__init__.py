@@ -13,7 +13,8 @@ from depthmup.fit.path_sum import chain_path_sum, minimal_depth, path_sum
 from depthmup.fit.power_law import SEGMENTS, PowerLaw, Segment, power_law, segmented
 from depthmup.fit.rules import Rule, learning_rate_rules, predictions
 from depthmup.fit.scaling_law import Prediction, Rates, RuleCheck, ScalingLaw, TransferQuality, scaling_law
-from depthmup.fit.transfer import MARGIN, Transfer, regret_at, transfer, worth
+from depthmup.fit.thresholds import MARGIN
+from depthmup.fit.transfer import Transfer, regret_at, transfer, worth
 from depthmup.fit.verdict import VERDICTS, Cost, Need, Risk, Verdict
 
 __all__ = [

@@ -8,10 +8,10 @@ import math
 
 import numpy as np
 
+from depthmup.fit.thresholds import CONFIDENCE, LEARNED
 from depthmup.names import POSITIVE, Range, floats, short
 
 POINTS = 5  # number of grid points that a curve needs
-CONFIDENCE = 0.95
 FLOOR = 1e-12  # losses below count as 0, since their logarithms would outweigh all others
 DEGREE = 3  # of the local polynomials: a parabola's vertex is drawn to the flatter side of a bowl
 BANDWIDTH = 2.0  # octaves to either side in which grid points have weight in a local polynomial
@@ -21,7 +21,6 @@ SAME = 0.01  # octaves: learning rates that are closer are one rate with another
 STEEPER = 2.5  # a cliff rises this much faster than the bowl does anywhere before it
 FLANK = 2.0  # octaves below the best rate that say how fast the bowl rises
 RISE = 3.0  # standard errors by which a cliff exceeds the fastest rise of the bowl
-LEARNED = 0.01  # share of the loss of chance by which a network that has learned is below it
 CAP = Range(positive=True, infinite=True)  # of a loss that may have no chance
 
 

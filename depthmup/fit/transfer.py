@@ -15,12 +15,12 @@ from depthmup.fit.drift import Drift, fitted_drift
 from depthmup.fit.optimum import Optimum, curve_optimum
 from depthmup.fit.posterior import posteriors
 from depthmup.fit.table import LossCurve, loss_curves
+from depthmup.fit.thresholds import MARGIN, SELDOM
 from depthmup.fit.verdict import (
     BEYOND,
     MOST_SEEDS,
     NOT,
     NOTHING,
-    SELDOM,
     TRANSFERS,
     UNLEARNED,
     Answer,
@@ -37,8 +37,6 @@ from depthmup.names import POSITIVE, at_least_one, short
 
 if TYPE_CHECKING:
     import pandas
-
-MARGIN = 1.0  # octaves below the optimum whose cost is the margin of a verdict
 
 
 class Transfer(NamedTuple):

@@ -10,14 +10,13 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from depthmup.fit.curve import CONFIDENCE, Curve
+from depthmup.fit.curve import Curve
 from depthmup.fit.optimum import Optimum
 from depthmup.fit.posterior import Posterior
+from depthmup.fit.thresholds import CONFIDENCE, NEGLIGIBLE
 
 MOST_SEEDS = 999  # more are not worth naming
-LEAST = math.log(1.001)  # a difference of log losses that nobody cares about: 2 to 3% of the tokens (docs/laws.md)
 NEAR = 1e-9  # octaves: rounding
-SELDOM = 0.05  # of the trainings that diverge: so many are worth a word
 
 Verdict = Literal["transfers", "does not transfer", "undecided", "nothing learned"]
 VERDICTS = get_args(Verdict)
@@ -197,7 +196,7 @@ class Tuned:
         if self.margin.octaves is None:
             return math.log1p(self.margin.share)
         curve = size.known()
-        return max(LEAST, curve.value(curve.star - self.margin.octaves) - curve.value(curve.star))
+        return max(NEGLIGIBLE, curve.value(curve.star - self.margin.octaves) - curve.value(curve.star))
 
     def excess(self, size: Size, at: float | None = None) -> Difference:
         """The cost of the value beyond the margin, in log loss."""
@@ -314,7 +313,7 @@ class Tuned:
         end = float(curve.places[0] if is_lowest else curve.places[curve.bowl - 1])
         if (self.at - end if is_lowest else end - self.at) <= self._octaves:
             return False
-        least = LEAST if self.margin.octaves is not None else math.log1p(self.margin.share)
+        least = NEGLIGIBLE if self.margin.octaves is not None else math.log1p(self.margin.share)
         return float(np.quantile(curve.values(self.drawn) - curve.values(end), self.error_at(size))) > least
 
 

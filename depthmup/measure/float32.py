@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.graph.jaxpr import KNOWN, bind, inner_jaxpr, parts_of_scan
-from depthmup.specs import PyTree
+from depthmup.reading.graph.jaxpr import KNOWN, bind, inner_jaxpr, parts_of_scan
+from depthmup.rules.specs import PyTree
 
 LOW = (jnp.dtype("bfloat16"), jnp.dtype("float16"))
 # Of known operations: what they read or write are the bits of a number, or its rounding.

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from depthmup.graph.graph import ForwardError, Graph, traced
-from depthmup.graph.jaxpr import bind, inner_jaxpr
-from depthmup.graph.products import last_layer
-from depthmup.specs import PyTree, parameters_only
+from depthmup.reading.graph.graph import ForwardError, Graph, traced
+from depthmup.reading.graph.jaxpr import bind, inner_jaxpr
+from depthmup.reading.graph.products import last_layer
+from depthmup.rules.specs import PyTree, parameters_only
 
 Place = tuple[int, int]  # of a value: the number of its operation, and which of its results it is (`Node.place`)
 NOWHERE: Place = (-1, 0)

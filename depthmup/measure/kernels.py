@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup.names import POSITIVE, listed, short
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 
 Forward = Callable[[PyTree, jax.Array, Any], tuple[jax.Array, PyTree]]
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.graph.jaxpr import operations
 from depthmup.names import at_least_one, short, unknown
-from depthmup.specs import PyTree
+from depthmup.reading.graph.jaxpr import operations
+from depthmup.rules.specs import PyTree
 
 AVERAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., layers) -> (...)
     "arithmetic": lambda s: s.mean(axis=-1),

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from depthmup.fit.curve import half_width
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 
 
 class NoiseScale(NamedTuple):

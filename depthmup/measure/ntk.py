@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from depthmup.measure.kernels import check_outputs
 from depthmup.names import at_least_one, unknown
-from depthmup.specs import PyTree, flatten_shapes
+from depthmup.rules.specs import PyTree, flatten_shapes
 
 INPUTS, SHIFTS = "dense_inputs", "dense_shifts"  # names of the Flax collections that `linen_dense` writes
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup.optim import families_of, from_factors, shifted
-from depthmup.parameterization import ForwardFactors, LeafFactors, Parameterization
-from depthmup.specs import PyTree, leaves_of, rescale, shift
-from depthmup.specs import factors as leaf_factors
-from depthmup.specs import group as group_of
+from depthmup.rules.optim import families_of, from_factors, shifted
+from depthmup.rules.parameterization import ForwardFactors, LeafFactors, Parameterization
+from depthmup.rules.specs import PyTree, leaves_of, rescale, shift
+from depthmup.rules.specs import factors as leaf_factors
+from depthmup.rules.specs import group as group_of
 
 ALL = "all"
 

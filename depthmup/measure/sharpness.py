@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from depthmup.names import NOT_NEGATIVE, at_least_one
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 
 ITERATIONS = 20
 

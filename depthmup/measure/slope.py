@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup.fit.curve import CONFIDENCE, half_width
+from depthmup.fit.curve import half_width
+from depthmup.fit.thresholds import CONFIDENCE
 
 OK, NOT_OK, UNDECIDED = "ok", "not ok", "undecided"
 

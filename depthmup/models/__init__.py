@@ -5,6 +5,7 @@ a choice of our own where the papers leave one open.
 """
 
 from depthmup.models.cnn import CNN, ResidualCNN
+from depthmup.models.families import MODELS
 from depthmup.models.gpt import GPT
 from depthmup.models.layers import ACTIVATIONS, Model, stationary_gain
 from depthmup.models.mlp import MLP, ResidualMLP
@@ -12,17 +13,6 @@ from depthmup.models.resnet import ResNet, SimpleResNet, resnet
 from depthmup.models.specs import model_specs
 from depthmup.models.stack import stack_blocks, states, unstack_blocks
 from depthmup.models.vit import ViT
-
-MODELS: dict[str, type[Model]] = {
-    "mlp": MLP,
-    "residual_mlp": ResidualMLP,
-    "cnn": CNN,
-    "residual_cnn": ResidualCNN,
-    "simple_resnet": SimpleResNet,
-    "resnet": ResNet,
-    "vit": ViT,
-    "gpt": GPT,
-}
 
 __all__ = [
     "ACTIVATIONS",

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from depthmup.models.attend import attend
 from depthmup.models.layers import ACTIVATIONS, fan_in_init, matrix_product, norm
 from depthmup.models.stack import MIXED
-from depthmup.parameterization import ForwardFactors
+from depthmup.rules.parameterization import ForwardFactors
 
 ROTARY_BASE = 10_000.0
 

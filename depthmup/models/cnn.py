@@ -26,7 +26,7 @@ from depthmup.models.layers import (
     stationary_gain,
 )
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors
+from depthmup.rules.parameterization import ForwardFactors
 
 
 class CNN(Model):

@@ -12,8 +12,8 @@ from depthmup.declare import SIZE, key
 from depthmup.models.attention import TransformerBlock
 from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, constant_init, norm, scaled_logits
 from depthmup.models.stack import REMAT_KEEPS, sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors
-from depthmup.specs import PyTree
+from depthmup.rules.parameterization import ForwardFactors
+from depthmup.rules.specs import PyTree
 
 TIED_DEVIATION = 0.02  # initial, of a tied embedding and of positions beside it: GPT-2's, with which logits start small
 

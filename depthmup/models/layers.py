@@ -18,7 +18,7 @@ from depthmup.activations import ACTIVATIONS
 from depthmup.declare import declared, key
 from depthmup.models.convolution import circular_conv, conv_general_dilated
 from depthmup.names import at_least_one, unknown
-from depthmup.parameterization import ForwardFactors
+from depthmup.rules.parameterization import ForwardFactors
 
 Initializer = Callable[..., jax.Array]
 # Of the computation; None: that of inputs and parameters.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from depthmup.declare import SIZE, key
 from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, fan_in_init, norm, stationary_gain
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors
+from depthmup.rules.parameterization import ForwardFactors
 
 
 class Layer(nn.Module):

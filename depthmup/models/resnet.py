@@ -24,7 +24,7 @@ from depthmup.models.layers import (
     norm,
 )
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors
+from depthmup.rules.parameterization import ForwardFactors
 
 STAGES = 4  # number of SimpleResNet's stages; a pooling separates each from the next
 # {number of layers: (depth, stages, bottleneck)} of ResNet's ImageNet sizes

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from depthmup.infer import infer_specs
 from depthmup.models.layers import Model
 from depthmup.models.stack import stack_blocks
-from depthmup.parameterization import ForwardFactors
-from depthmup.specs import ParamSpec, PyTree, flatten_shapes, is_spec
+from depthmup.reading import infer_specs
+from depthmup.rules.parameterization import ForwardFactors
+from depthmup.rules.specs import ParamSpec, PyTree, flatten_shapes, is_spec
 
 UNIT = ForwardFactors(1.0, 1.0, 1.0)
 

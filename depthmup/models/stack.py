@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup.models.layers import split_batch
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 
 SCANNED = re.compile(r"blocks(_\d+)?")  # names of scanned blocks, whose parameters have a leading axis over them
 MIXED = "mixed"  # name of what attention makes of the values

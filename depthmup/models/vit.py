@@ -14,7 +14,7 @@ from depthmup.models.attention import TransformerBlock
 from depthmup.models.convolution import conv_general_dilated
 from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, check_image, constant_init, fan_in_init, norm
 from depthmup.models.stack import sow_hidden, stack, state
-from depthmup.parameterization import ForwardFactors
+from depthmup.rules.parameterization import ForwardFactors
 
 
 class ViT(Model):

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from depthmup import bucket, recommended
-from depthmup.batch_rules import RULES
+from depthmup import bucket
 from depthmup.names import percent
-from depthmup.optim import family_of
 from depthmup.report.curves import grouped_by, judge
 from depthmup.report.large_run import sweep_law
+from depthmup.rules import recommended
+from depthmup.rules.batch_rules import RULES
+from depthmup.rules.optim import family_of
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put, value_of
 from depthmup.train.build import optimizer_of, run_of, steps_of, task_of
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas
 
-from depthmup.batch_rules import Run
 from depthmup.fit import Prediction, Prior, ScalingLaw, scaling_law
 from depthmup.fit.law_rows import AXES, CONDITIONS
 from depthmup.names import unknown
-from depthmup.optim import family_of
 from depthmup.report.law import LargeRun
+from depthmup.rules.batch_rules import Run
+from depthmup.rules.optim import family_of
 from depthmup.settings import column
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.model_study import ModelStudy

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from depthmup.cli_flags import FLAGS, changed
 from depthmup.fit import Drift, Prediction, Transfer, Verdict
 from depthmup.fit.transfer import margin_words
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED
@@ -18,7 +19,6 @@ from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import has_grid
 from depthmup.trials.study import Size, Study
 from depthmup.trials.verdicts import TransferCurve
-from depthmup.usage import FLAGS, changed
 
 PROGRAMS = "depthmup", "python main.py"  # what a command may begin with
 MEANINGS: dict[Verdict, str] = {

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.batch_rules import Run
 from depthmup.data import Batches, load
 from depthmup.models import MODELS
 from depthmup.recipe import Recipe
+from depthmup.rules.batch_rules import Run
 from depthmup.settings import Settings, SettingsError
 from depthmup.train.task import Task
 from depthmup.train.trainable import Hyper

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from depthmup import bucket
 from depthmup.files import digest, first_difference, write_atomically
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 from depthmup.train.workdir import NotSaved, WorkdirError
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from jax.tree_util import tree_map_with_path
 from depthmup.models.layers import BATCH_AXIS, FSDP_AXIS, MESH_AXES
 from depthmup.models.stack import SCANNED
 from depthmup.names import unknown
+from depthmup.rules.specs import PyTree
 from depthmup.settings import ParallelSettings, SettingsError, Wrapper
-from depthmup.specs import PyTree
 
 Function = Callable[..., PyTree]
 Layout = Literal["map", "vmap"]  # of several trials on one device

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.loop import Reader, TrialLoop
 from depthmup.train.stop import Stop, Stopped

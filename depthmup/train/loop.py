@@ -18,7 +18,7 @@ import numpy as np
 
 from depthmup.data.feed import Feed
 from depthmup.data.pipeline import part_of
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
 from depthmup.train.devices import Placement
 from depthmup.train.divergence import NEVER, diverged, going
 from depthmup.train.trainable import FOREVER, Batch, Hyper, Trainable, TrainState

@@ -10,10 +10,10 @@ import jax
 
 from depthmup.measure import feature_kernels, kernel_movement, sharpness, update_sizes
 from depthmup.measure.noise_scale import in_training
-from depthmup.optim import family_of
-from depthmup.parameterization import FAMILIES
+from depthmup.rules.optim import family_of
+from depthmup.rules.parameterization import FAMILIES
+from depthmup.rules.specs import PyTree
 from depthmup.settings import Quantity
-from depthmup.specs import PyTree
 from depthmup.train.loop import Measurement
 from depthmup.train.task import Task
 from depthmup.train.trainable import Batch, Hyper, Trainable, TrainState

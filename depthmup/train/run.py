@@ -17,8 +17,8 @@ from clu.parameter_overview import get_parameter_overview as overview
 
 from depthmup import bucket
 from depthmup.files import first_difference, write_atomically
+from depthmup.rules.specs import PyTree, specs_to_json
 from depthmup.settings import Settings, SettingsError, flat
-from depthmup.specs import PyTree, specs_to_json
 from depthmup.train import flops
 from depthmup.train.build import batches_of, check_split, hyper_of, identity_of_data, steps_of, task_of
 from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints, check_place

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from depthmup.losses import of_examples
 from depthmup.models import GPT, Model, model_specs, states
 from depthmup.models.specs import UNIT
-from depthmup.optim import DEFAULTS, OPTIONS, after_clipping, family_of, from_factors
-from depthmup.parameterization import ForwardFactors, Parameterization
-from depthmup.recipe import Recipe, of_examples
-from depthmup.specs import factors as leaf_factors
+from depthmup.recipe import Recipe
+from depthmup.rules.optim import DEFAULTS, OPTIONS, after_clipping, family_of, from_factors
+from depthmup.rules.parameterization import ForwardFactors, Parameterization
+from depthmup.rules.specs import factors as leaf_factors
 from depthmup.train.trainable import FOREVER, Average, Batch, Evaluation, Hyper, Trainable, TrainState
 
 if TYPE_CHECKING:

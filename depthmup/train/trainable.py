@@ -17,9 +17,10 @@ import numpy as np
 import optax
 
 from depthmup.models.layers import batch_axis
-from depthmup.parameterization import ForwardFactors, LeafFactors
-from depthmup.recipe import Recipe, multiplier
-from depthmup.specs import group, is_spec, shift
+from depthmup.recipe import Recipe
+from depthmup.rules.parameterization import ForwardFactors, LeafFactors
+from depthmup.rules.specs import group, is_spec, shift
+from depthmup.schedules import multiplier
 from depthmup.train.devices import split_state
 from depthmup.train.divergence import NEVER, finite, going
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from depthmup.fit import Need, log_losses, optimum
 from depthmup.fit.curve import POINTS
+from depthmup.fit.thresholds import TRAINS
 from depthmup.trials.plan import by_size, combinations, learning_rates, score, size_keys, trials_of
 from depthmup.trials.study import Point, Row, Study, Trial
 
 AROUND = 1.5  # octaves around the best rate that are trained; `optimum` hardly uses what is farther away
 PARTS = 4  # of a grid's step, which is halved twice at most until verdicts are decided
 WIDER = 4  # octaves (factors of 2) by which a search may leave the grid at either end
-TRAINS = 0.05  # a best loss less than this share below the loss of chance is noise: nothing trains
 Shape = tuple[Any, ...]  # the sizes of a point
 
 

@@ -11,9 +11,10 @@ import jax
 
 from depthmup.data.feed import Feed
 from depthmup.fit import chain_path_sum
-from depthmup.optim import OPTIONS, family_of
-from depthmup.parameterization import TABLES
-from depthmup.recipe import LOSSES, Recipe
+from depthmup.losses import LOSSES
+from depthmup.recipe import Recipe
+from depthmup.rules.optim import OPTIONS, family_of
+from depthmup.rules.parameterization import TABLES
 from depthmup.settings import (
     LEARNING_RATE,
     OWN,

@@ -13,15 +13,14 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from depthmup import bucket
-from depthmup.backend import environment, free_programs, out_of_memory, proc_lines
+from depthmup.backend import free_programs, out_of_memory, proc_lines
 from depthmup.data.batch_checks import not_finite
 from depthmup.data.user_feed import UserFeed
 from depthmup.files import digest
-from depthmup.settings import ParallelSettings, SettingsError, column
-from depthmup.specs import PyTree
+from depthmup.rules.specs import PyTree
+from depthmup.settings import ParallelSettings, SettingsError
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import Placement, StateOverDevices, TrialsOverDevices
-from depthmup.train.divergence import diverged
 from depthmup.train.drive import Hooks, drive
 from depthmup.train.loop import TrialLoop, ends
 from depthmup.train.stop import Stop
@@ -29,13 +28,12 @@ from depthmup.train.trainable import Hyper
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.history import History, measured_after
 from depthmup.trials.plan import Group
+from depthmup.trials.rows import row_of
 from depthmup.trials.store import Finished
-from depthmup.trials.study import SCHEMA, Row, Trial
 
 LOG_EVERY = 64  # steps between two reports, after which a group can be checkpointed or stopped
 UNFINISHED = "unfinished"  # folder of the checkpoints of groups that are being trained
 CACHE = "compiled"  # folder of compiled programs
-FIRST = ("optimizer", "parameterization", "depth", "width", "learning_rate", "seed")  # the first settings in a row
 
 
 class OutOfMemory(SettingsError):
@@ -93,15 +91,11 @@ class Runner:
                 raise
             raise OutOfMemory(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
         _check_batches(group, history.values[0])
-        finished, computed_by = [], {"environment": environment()}
-        for i, trial in enumerate(group.trials):
-            row = {"key": trial.key, "schema": SCHEMA, **_columns(trial), "steps": steps[i], **computed_by}
-            row |= {name: value[i].item() for name, value in results.items()} | history.losses(i, steps[i])
-            if "loss" not in row:  # the feed has no training split to evaluate: the last losses stand for it
-                last, first = (np.array(row[name]) for name in ("last_loss", "first_loss"))
-                row |= {"loss": row["last_loss"], "diverged": bool(diverged(row["diverged"], last, first))}
-            measured = history.measurements(i, steps[i], points)
-            finished.append(Finished(row, history.curve(i, steps[i]), measured))
+        finished = []
+        for i, (trial, count) in enumerate(zip(group.trials, steps, strict=True)):
+            of_state = {name: value[i].item() for name, value in results.items()}
+            row = row_of(trial, count, of_state, history.losses(i, count))
+            finished.append(Finished(row, history.curve(i, count), history.measurements(i, count, points)))
         return finished
 
     def train_in_memory(
@@ -269,8 +263,3 @@ def _machine() -> str:
         return jax.default_backend()
     kinds = ("flags", "Features", "model name")
     return "cpu-" + digest([line for line in proc_lines("cpuinfo") if line.startswith(kinds)][:2])
-
-
-def _columns(trial: Trial) -> Row:
-    named = {column(key): value for key, value in trial.leaves.items()}
-    return {name: named[name] for name in FIRST} | named

@@ -17,7 +17,7 @@ import numpy as np
 from depthmup.data.batch_checks import shapes_of
 from depthmup.data.user_feed import digest_of
 from depthmup.files import first_difference
-from depthmup.specs import PyTree, flatten_shapes, starred
+from depthmup.rules.specs import PyTree, flatten_shapes, starred
 from depthmup.train.model_task import ModelTask, Traced
 from depthmup.train.trainable import Batch, Hyper
 

@@ -15,14 +15,15 @@ import jax
 import numpy as np
 import optax
 
-from depthmup.audit import InitAudit
-from depthmup.batch_rules import Run
 from depthmup.data.user_feed import UserFeed, digest_of
-from depthmup.frameworks import Model, as_returned
 from depthmup.names import short
-from depthmup.optim import OPTIONS
-from depthmup.parameterization import Parameterization
+from depthmup.reading.audit import InitAudit
+from depthmup.reading.frameworks import Model, as_returned
 from depthmup.recipe import Recipe
+from depthmup.rules.batch_rules import Run
+from depthmup.rules.optim import OPTIONS
+from depthmup.rules.parameterization import Parameterization
+from depthmup.rules.specs import PyTree
 from depthmup.settings import (
     LEARNING_RATE,
     CheckpointSettings,
@@ -32,7 +33,6 @@ from depthmup.settings import (
     SweepSettings,
     column,
 )
-from depthmup.specs import PyTree
 from depthmup.train.loop import Measurement
 from depthmup.train.model_task import Loss, ModelTask, Traced, hyper_of, traced
 from depthmup.train.quantities import measurement

@@ -30,7 +30,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.models import SimpleResNet
-from depthmup.parameterization import ForwardFactors, Name
+from depthmup.rules.parameterization import ForwardFactors, Name
 from depthmup.settings import Judged
 from experiments.figures.figure import WORDS, Experiment, Outcome, Sweeps, panels
 from experiments.output import NOT_RUN, decided, markdown, percent, ticks

@@ -22,7 +22,8 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from depthmup.fit import Transfer, segmented
-from depthmup.fit.curve import CONFIDENCE, half_width
+from depthmup.fit.curve import half_width
+from depthmup.fit.thresholds import CONFIDENCE
 from experiments.figures.figure import Experiment, Outcome, Sweeps
 from experiments.output import AGREES, UNDECIDED, Interval, decided, markdown
 from experiments.paper_b import exponents, networks

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import depthmup as dm
-from depthmup.graph import paths_of
-from depthmup.source import traceable
-from depthmup.specs import flatten_shapes, leaves_of
+from depthmup.reading.graph import paths_of
+from depthmup.reading.source import traceable
+from depthmup.rules.specs import flatten_shapes, leaves_of
 from tests.foreign.models import MODELS
 
 QUICK = ("film", "gpt_scanned")

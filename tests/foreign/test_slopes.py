@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import depthmup as dm
-from depthmup.graph import products
+from depthmup.reading.graph import products
 from tests.foreign.models import MODELS
 from tests.foreign.roles import by_path
 from tests.foreign.streams import SharedBlock

@@ -1,0 +1,1 @@
+"""The command: what `python main.py` and `depthmup` call."""

@@ -1,0 +1,59 @@
+"""A model's forward pass as a graph of operations: its residual branches, its readout and its attentions.
+
+jaxpr.py has the operations of a program, axes.py what its products do with each axis of a parameter, graph.py the graph
+of operations, homogeneity.py the parameters in which a value is homogeneous, products.py attentions and readouts,
+residual.py residual additions, sites.py all that factors multiply.
+"""
+
+from depthmup.reading.graph.axes import Uses, uses_of
+from depthmup.reading.graph.graph import (
+    ADDITIONS,
+    COPIES,
+    PRODUCTS,
+    RESHAPES,
+    ForwardError,
+    Graph,
+    Node,
+    Program,
+    traced,
+)
+from depthmup.reading.graph.homogeneity import Parts
+from depthmup.reading.graph.jaxpr import (
+    CLOSED,
+    CONTRACTIONS,
+    bind,
+    contractions,
+    inner_jaxpr,
+    parts_of_scan,
+    values_at,
+)
+from depthmup.reading.graph.products import last_layer
+from depthmup.reading.graph.sites import SHARED, Site, last_matrices, paths_of, sites
+
+__all__ = [
+    "ADDITIONS",
+    "CLOSED",
+    "CONTRACTIONS",
+    "COPIES",
+    "PRODUCTS",
+    "RESHAPES",
+    "SHARED",
+    "ForwardError",
+    "Graph",
+    "Node",
+    "Parts",
+    "Program",
+    "Site",
+    "Uses",
+    "bind",
+    "contractions",
+    "inner_jaxpr",
+    "last_layer",
+    "last_matrices",
+    "parts_of_scan",
+    "paths_of",
+    "sites",
+    "traced",
+    "uses_of",
+    "values_at",
+]

@@ -1,0 +1,537 @@
+"""Which axes of each parameter are inputs and outputs: what the products of a forward pass do with them.
+
+The program is read and not computed. Each value of it is an activation, or it is made of parameters alone; then each of
+its axes knows the parameters' axes that it comes from, through transposes, reshapes, slices and sums of parameters. An
+axis that a product with an activation sums over is an axis of inputs, an axis that the result keeps one of outputs, and
+one that both factors share counts copies:
+
+    h @ w                                      w (in, out): "io"
+    jnp.einsum("bte,ehd->bthd", h, w)          w (width, heads, head_dim): "ioo"
+    jnp.einsum("ebi,eio->ebo", h, w)           w (experts, in, out): "-io"
+    table[tokens]                              table (vocabulary, width): "io"
+    h @ (a @ b)                                as (h @ a) @ b: a (width, rank): "io", b (rank, width): "io"
+
+Names decide nothing, nor do sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from depthmup.reading.graph.graph import Program
+from depthmup.reading.graph.jaxpr import inner_jaxpr, parts_of_scan
+from depthmup.rules.specs import Layout, PyTree, flatten_shapes
+
+Letter = Literal["i", "o", "-"]
+Axis = tuple[str, int]  # (path of a parameter, number of its axis)
+Axes = tuple[frozenset[Axis], ...]  # for each axis of a value, the parameters' axes that it comes from
+
+# Operations that act on each entry alone.
+SAME_SHAPE = frozenset((
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil",
+    "clamp", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv",
+    "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma",
+    "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
+    "or", "pow", "pvary", "real", "reduce_precision", "rem", "round", "rsqrt",
+    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
+    "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+))  # fmt: skip
+# Those of a sum, or of one factor: a product of parameters stays one.
+LINEAR = frozenset((
+    "add", "add_any", "convert_element_type", "copy", "copy_p", "div", "mul", "neg", "pvary", "reduce_precision", "sub",
+    "select_n", "stop_gradient",
+))  # fmt: skip
+# Operations that keep the axes of their first operand, though maybe not the sizes.
+SAME_AXES = frozenset((
+    "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "dynamic_slice", "pad", "reduce_window_sum", "rev",
+    "slice", "sort", "split",
+))  # fmt: skip
+
+
+class Side(NamedTuple):
+    """A factor of a product of two parameters: what the product does with its axes, and its parameters."""
+
+    letters: frozenset[tuple[Axis, Letter]]
+    paths: frozenset[str]
+
+    def axes(self, letter: Letter) -> set[Axis]:
+        return {axis for axis, of_axis in self.letters if of_axis == letter}
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A value of the program.
+
+    is_activation: whether it depends on the inputs, or is what a product makes.
+    axes: what each axis comes from; of an activation, the axes of parameters that have just been multiplied with it.
+    paths: of what is no activation, the parameters that it is made of.
+    outputs: of an activation, the parameters' axes whose outputs its axes are; () if that is not known.
+    products: of what is no activation, the products of parameters that it is made of, the last one first.
+    """
+
+    is_activation: bool
+    axes: Axes
+    paths: frozenset[str] = frozenset()
+    outputs: Axes = ()
+    products: tuple[tuple[Side, Side], ...] = ()
+
+    @property
+    def is_weight(self) -> bool:
+        return bool(self.paths) and not self.is_activation
+
+
+class Uses(NamedTuple):
+    """What a program does with its parameters.
+
+    axes: {path: a letter for each axis} of the parameters that products apply, or whose rows are looked up: i (inputs),
+      o (outputs), - (neither). Parameters that the program uses in two ways, or in a way that has no rule, are left
+      out. An axis of outputs that the next product shares with its weight counts copies, if it does not grow: experts
+      that all see one input.
+    entries: {path: the axes along which lie outputs of a product, as those of a bias (heads, head_dim)} of the
+      parameters whose entries act each on its own.
+    meetings: pairs of an axis of outputs and the axis of inputs by which the next product sums over it.
+    """
+
+    axes: dict[str, str]
+    entries: dict[str, set[int]]
+    meetings: frozenset[tuple[Axis, Axis]] = frozenset()
+
+    @property
+    def layout(self) -> Layout | None:
+        """How most matrices are stored; None without matrices."""
+        ends = Counter((text[0], text[-1]) for text in (text.strip("-") for text in self.axes.values()) if text)
+        outputs, inputs = ends["o", "i"], ends["i", "o"]
+        return None if not outputs + inputs else "out_in" if outputs > inputs else "in_out"
+
+
+def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) -> Uses:
+    """The uses of the parameters of a forward pass. growing: the axes that grow with width."""
+    shapes, reader = flatten_shapes(params)[0], _Reader(frozenset(growing))
+    jaxpr, consts = program.closed.jaxpr, program.closed.consts
+    arguments = [_parameter(path, shape) for path, shape in shapes.items()]
+    state = len(jaxpr.invars) - program.inputs
+    arguments += [_nothing(False, variable) for variable in jaxpr.invars[len(shapes) : state]]
+    arguments += [_nothing(True, variable) for variable in jaxpr.invars[state:]]
+    reader.read(jaxpr, [_nothing(False, const) for const in consts], arguments)
+    axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
+    used = {path for path, _ in (*reader.uses, *reader.looked_up)}
+    entries = {
+        path: {axis for axis in range(len(shape)) if (path, axis) in reader.neurons}
+        for path, shape in shapes.items()
+        if path in reader.elementwise - used - reader.lost
+    }
+    return Uses(axes, entries, frozenset(reader.meetings))
+
+
+def _parameter(path: str, shape: Sequence[int]) -> Value:
+    return Value(False, tuple(frozenset([(path, axis)]) for axis in range(len(shape))), frozenset([path]))
+
+
+def _nothing(is_activation: bool, of: Any) -> Value:
+    """A value that no parameter's axis is an axis of."""
+    return Value(is_activation, (frozenset(),) * _rank(of))
+
+
+def _spread(value: Value, before: Any, after: Any) -> Value:
+    """A value whose axes of size 1 are repeated: one number for all entries is no axis."""
+    if _rank(before) != _rank(after):
+        return value
+    sizes = zip(np.shape(before.val) if hasattr(before, "val") else before.aval.shape, after.aval.shape, strict=True)
+    kept = [
+        axes if size == repeated else frozenset[Axis]()
+        for axes, (size, repeated) in zip(value.axes, sizes, strict=True)
+    ]
+    return dataclasses.replace(value, axes=tuple(kept))
+
+
+def _rank(of: Any) -> int:
+    return len(of.aval.shape) if hasattr(of, "aval") else np.ndim(of)
+
+
+class _Reader:
+    """Reads a program equation by equation.
+
+    uses: {axis of a parameter: what products do with it}. looked_up: the same of lookups, which win: a tied embedding
+    is one. lost: the paths of parameters that went through something without a rule. elementwise: of those that act on
+    activations entry by entry.
+    """
+
+    def __init__(self, growing: Set[Axis]) -> None:
+        self.growing = growing
+        self.uses: dict[Axis, set[Letter]] = defaultdict(set)
+        self.looked_up: dict[Axis, set[Letter]] = defaultdict(set)
+        self.members = set[Axis]()  # axes of which single members are taken
+        self.copied, self.neurons = set[Axis](), set[Axis]()  # those that count copies; that lie along outputs
+        self.meetings = set[tuple[Axis, Axis]]()  # as in `Uses`
+        self.lost, self.elementwise = set[str](), set[str]()
+        self.records = True  # not while a loop's carries are not known yet
+
+    def letters(self, path: str, shape: Sequence[int]) -> str:
+        """The letters of a parameter; "" if the program does not tell them."""
+        uses = self.looked_up if any((path, axis) in self.looked_up for axis in range(len(shape))) else self.uses
+        result = ""
+        for axis, size in enumerate(shape):
+            of_axis = uses.get((path, axis), set()) or ({"-"} if size == 1 or (path, axis) in self.members else set())
+            if len(of_axis) != 1:
+                return ""
+            copies = of_axis == {"o"} and (path, axis) in self.copied - self.growing
+            result += "-" if copies else next(iter(of_axis))
+        is_product = any((path, axis) in uses for axis in range(len(shape)))
+        return result if is_product and path not in self.lost else ""
+
+    # The program
+
+    def read(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
+        """The values of a jaxpr's results."""
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+        uses = Counter(atom for equation in jaxpr.eqns for atom in equation.invars if not hasattr(atom, "val"))
+        uses.update(atom for atom in jaxpr.outvars if not hasattr(atom, "val"))
+
+        def value_of(atom: Any) -> Value:
+            return _nothing(False, atom.val) if hasattr(atom, "val") else values[atom]
+
+        for equation in jaxpr.eqns:
+            operands = [value_of(atom) for atom in equation.invars]
+            results = self._equation(equation, operands)
+            for variable, result in zip(equation.outvars, results, strict=True):
+                # A value that is read again, as that of a norm's mean and of its difference, is no term of a product.
+                again = result.is_activation and uses[variable] > 1
+                values[variable] = (
+                    dataclasses.replace(_nothing(True, variable), outputs=result.outputs) if again else result
+                )
+        return [value_of(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: Any, operands: list[Value]) -> list[Value]:
+        name, inner = equation.primitive.name, inner_jaxpr(equation)
+        if name == "scan":
+            return self._scan(equation, operands)
+        if name == "while":
+            return self._while(equation, operands)
+        if name == "cond":
+            branches = [self._closed(branch, operands[1:]) for branch in equation.params["branches"]]
+            return [_either(results) for results in zip(*branches, strict=True)]
+        if inner is not None:
+            jaxpr, consts = inner
+            return self.read(jaxpr, [_nothing(False, const) for const in consts], operands)
+        if not any(operand.paths or operand.outputs or any(operand.axes) for operand in operands):
+            is_activation = any(operand.is_activation for operand in operands)
+            return [_nothing(is_activation, variable) for variable in equation.outvars]
+        rule = RULES.get(name)
+        if name == "optimization_barrier":
+            return operands
+        if rule is not None:
+            return [rule(self, equation, operands)]
+        if name in SAME_SHAPE:
+            return [self._elementwise(equation, operands)]
+        if name in SAME_AXES:
+            return [self._result(variable, operands, operands[0].axes) for variable in equation.outvars]
+        self._lose(operands)
+        return [self._result(variable, operands, ()) for variable in equation.outvars]
+
+    def _closed(self, closed: Any, arguments: Sequence[Value]) -> list[Value]:
+        return self.read(closed.jaxpr, [_nothing(False, const) for const in closed.consts], arguments)
+
+    def _carried(self, step: Callable[[list[Value]], list[Value]], carry: list[Value]) -> list[Value]:
+        """The results of a loop's body: it is read until its carries stay, and then once with what it does."""
+        records, self.records = self.records, False
+        while True:
+            after = [_either(pair) for pair in zip(carry, step(carry), strict=False)]
+            if after == carry:
+                break
+            carry = after
+        self.records = records
+        return step(carry)
+
+    def _scan(self, equation: Any, operands: list[Value]) -> list[Value]:
+        constants, carries = parts_of_scan(equation)
+        closed, fixed = equation.params["jaxpr"], operands[:constants]
+        carry, stacks = operands[constants : constants + carries], operands[constants + carries :]
+        members = [self._member(stack) for stack in stacks]
+        results = self._carried(lambda values: self._closed(closed, [*fixed, *values, *members]), carry)
+        stacked = [dataclasses.replace(of, axes=(frozenset(), *of.axes), outputs=()) for of in results[carries:]]
+        return [*results[:carries], *stacked]
+
+    def _while(self, equation: Any, operands: list[Value]) -> list[Value]:
+        of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+        fixed, carry = operands[of_condition : of_condition + of_body], operands[of_condition + of_body :]
+        body = equation.params["body_jaxpr"]
+        return self._carried(lambda values: self._closed(body, [*fixed, *values]), carry)
+
+    def _member(self, stack: Value) -> Value:
+        self._take(stack.axes[0])
+        return dataclasses.replace(stack, axes=stack.axes[1:], outputs=())
+
+    # What operations do with parameters
+
+    def _take(self, axes: Iterable[Axis]) -> None:
+        if self.records:
+            self.members.update(axes)
+
+    def _lose(self, operands: Iterable[Value]) -> None:
+        if self.records:
+            self.lost.update(*(operand.paths for operand in operands))
+
+    def use(self, weight: Value, letters: Sequence[Letter]) -> None:
+        """Note what a product does with the axes of a weight."""
+        self._note(self.uses, weight, letters)
+
+    def look_up(self, table: Value, letters: Sequence[Letter]) -> None:
+        self._note(self.looked_up, table, letters)
+
+    def _note(self, uses: dict[Axis, set[Letter]], weight: Value, letters: Sequence[Letter]) -> None:
+        if not self.records:
+            return
+        notes = {(axis, letter) for axes, letter in zip(weight.axes, letters, strict=True) for axis in axes}
+        for side in (side for product in weight.products for side in product):  # in h @ (a @ b)
+            beside = {letter for axis, letter in notes if axis in side.axes("o")} - {"-"}
+            if len(beside) == 1:
+                notes |= {(axis, "o" if "i" in beside else "i") for axis in side.axes("i")}
+        for axis, letter in notes:
+            uses[axis].add(letter)
+
+    def _layers_of(self, value: Value) -> None:
+        """Note of products of parameters that become no weight which factor is a layer: the one with outputs that
+        grow."""
+        for product in value.products if self.records else ():
+            layers = [side for side in product if self.growing & side.axes("o")]
+            for side in product:
+                if len(layers) != 1:
+                    self.lost.update(side.paths)
+                elif side is not layers[0]:
+                    self.elementwise.update(side.paths)
+                else:
+                    for axis, letter in side.letters:
+                        self.uses[axis].add(letter)
+
+    def _result(self, variable: Any, operands: Sequence[Value], axes: Axes) -> Value:
+        """What an operation makes of operands. axes: of a result that has other ones, none are known."""
+        is_activation = any(operand.is_activation for operand in operands)
+        paths = frozenset[str]().union(*(operand.paths for operand in operands))
+        axes = axes if len(axes) == _rank(variable) else _nothing(is_activation, variable).axes
+        if is_activation:
+            return Value(True, axes)
+        return Value(False, axes, paths, products=_products(operands))
+
+    def _elementwise(self, equation: Any, operands: list[Value]) -> Value:
+        (variable,), rank = equation.outvars, _rank(equation.outvars[0])
+        operands = [_spread(operand, of, variable) for operand, of in zip(operands, equation.invars, strict=True)]
+        if any(operand.is_activation for operand in operands):
+            factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
+            for operand in operands:
+                self._layers_of(operand)
+            self.elementwise.update(*(operand.paths for operand in factors))
+            outputs = next((operand.outputs for operand in operands if operand.outputs), ())
+            for weight in (operand for operand in operands if operand.is_weight):
+                self.neurons.update(*(axes for axes, of in zip(weight.axes, outputs, strict=False) if of))
+            multiplied = equation.primitive.name in ("mul", "convert_element_type") and len(factors) == 1
+            result = self._result(variable, operands, factors[0].axes if multiplied else ())
+            return dataclasses.replace(result, outputs=outputs)
+        if any(operand.products for operand in operands) and equation.primitive.name not in LINEAR:
+            for operand in operands:
+                self._layers_of(operand)
+            return _nothing(True, variable)
+        alike = [operand.axes for operand in operands if len(operand.axes) == rank]
+        return self._result(variable, operands, tuple(frozenset().union(*axes) for axes in zip(*alike, strict=True)))
+
+    def product(self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]]) -> Value:
+        """Of two operands with these letters."""
+        for operand, of_operand in zip(operands, letters, strict=True):
+            if operand.is_weight:
+                self.use(operand, of_operand)
+        return _nothing(True, equation.outvars[0])
+
+    def product_of_weights(
+        self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]], copies: Sequence[Sequence[int]]
+    ) -> Value:
+        """Two parameters that make one weight, as those of a LoRA; or a layer that is applied to the other one, such as
+        to learned queries, whose number does not grow as their size does."""
+        axes = [axes for operand, of in zip(operands, letters, strict=True)
+                for axes, letter in zip(operand.axes, of, strict=True) if letter == "o"]  # fmt: skip
+        shared = [operands[0].axes[left] | operands[1].axes[right] for left, right in zip(*copies, strict=True)]
+        left, right = (
+            Side(
+                frozenset((axis, letter) for axes, letter in zip(value.axes, of, strict=True) for axis in axes),
+                value.paths,
+            )
+            for value, of in zip(operands, letters, strict=True)
+        )
+        result = self._result(equation.outvars[0], operands, (*shared, *axes))
+        result = dataclasses.replace(result, products=((left, right), *result.products))
+        outputs = [self.growing & side.axes("o") for side in (left, right)]
+        if all(outputs) or not self.growing & (left.axes("i") | right.axes("i")):
+            return result
+        self._layers_of(result)
+        activation = _nothing(True, equation.outvars[0])
+        return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *axes))
+
+
+def _either(values: Sequence[Value]) -> Value:
+    """A value that is one of these."""
+    axes = tuple(frozenset[Axis]().union(*of) for of in zip(*(value.axes for value in values), strict=True))
+    is_activation = any(value.is_activation for value in values)
+    paths = frozenset[str]().union(*(value.paths for value in values))
+    return Value(True, axes) if is_activation else Value(False, axes, paths, products=_products(values))
+
+
+def _products(values: Iterable[Value]) -> tuple[tuple[Side, Side], ...]:
+    return tuple(dict.fromkeys(product for value in values for product in value.products))
+
+
+def _dot_general(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    return _contract(reader, equation, operands, equation.params["dimension_numbers"])
+
+
+def _ragged_dot_general(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    contracted, (left, right) = numbers.dot_dimension_numbers
+    copies = left, (*right, *numbers.rhs_group_dimensions)
+    return _contract(reader, equation, operands[:2], (contracted, copies))
+
+
+def _contract(reader: _Reader, equation: Any, operands: list[Value], numbers: Any) -> Value:
+    contracted, copies = numbers
+    if not contracted[0]:  # it sums over nothing, as an outer product
+        reader.elementwise.update(*(operand.paths for operand in operands))
+        return reader._result(equation.outvars[0], operands, ())
+    letters = [_letters(operand, *of) for operand, *of in zip(operands, contracted, copies, strict=True)]
+    for activation, weight, shared, left, right in zip(
+        operands, operands[::-1], copies, contracted, contracted[::-1], strict=True
+    ):
+        if activation.outputs and weight.is_weight:
+            reader.copied.update(*(activation.outputs[axis] for axis in shared))
+            for summed in zip(left, right, strict=True):
+                reader.meetings.update(itertools.product(activation.outputs[summed[0]], weight.axes[summed[1]]))
+    if all(operand.is_weight for operand in operands):
+        return reader.product_of_weights(equation, operands, letters, copies)
+    nothing = frozenset[Axis]()
+    outputs = [nothing] * len(copies[0])
+    for operand, of_operand in zip(operands, letters, strict=True):
+        free = [axes for axes, letter in zip(operand.axes, of_operand, strict=True) if letter == "o"]
+        outputs += free if operand.is_weight else [nothing] * len(free)
+    return dataclasses.replace(reader.product(equation, operands, letters), outputs=tuple(outputs))
+
+
+def _letters(operand: Value, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:
+    return ["i" if axis in contracted else "-" if axis in copies else "o" for axis in range(len(operand.axes))]
+
+
+def _convolution(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    numbers = equation.params["dimension_numbers"]
+    return reader.product(
+        equation,
+        operands,
+        [
+            _letters(operand, [axis for axis in range(len(operand.axes)) if axis != outputs], ())
+            for operand, outputs in zip(operands, (numbers.lhs_spec[1], numbers.rhs_spec[0]), strict=True)
+        ],
+    )
+
+
+def _gather(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    table, places = operands
+    numbers, (variable,) = equation.params["dimension_numbers"], equation.outvars
+    rows = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    if places.is_activation and table.is_weight:
+        reader.look_up(table, _letters(table, rows, ()))
+        return _nothing(True, variable)
+    kept = iter([axes for axis, axes in enumerate(table.axes) if axis not in rows])
+    taken = frozenset[Axis]().union(*(table.axes[row] for row in rows))
+    if len(numbers.offset_dims) == _rank(variable):
+        reader._take(taken)
+    result = [next(kept) if axis in numbers.offset_dims else taken for axis in range(_rank(variable))]
+    return reader._result(variable, operands, tuple(result))
+
+
+def _reduce_sum(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    (operand,), (variable,), summed = operands, equation.outvars, equation.params["axes"]
+    if operand.is_activation:
+        if any(operand.axes[axis] for axis in summed):  # (w * h).sum() is a product
+            reader.use(operand, _letters(operand, summed, ()))
+        return _nothing(True, variable)
+    return _reduce(reader, equation, operands)
+
+
+def _reduce(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    summed = equation.params["axes"]
+    axes = tuple(axes for axis, axes in enumerate(operands[0].axes) if axis not in summed)
+    return reader._result(equation.outvars[0], operands, axes)
+
+
+def _transpose(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    axes, outputs = (
+        tuple(of[axis] for axis in equation.params["permutation"]) if of else ()
+        for of in (operands[0].axes, operands[0].outputs)
+    )
+    return dataclasses.replace(reader._result(equation.outvars[0], operands, axes), outputs=outputs)
+
+
+def _broadcast(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    (variable,), before = equation.outvars, equation.invars[0].aval.shape
+    axes = [frozenset[Axis]()] * _rank(variable)
+    for axis, place in enumerate(equation.params["broadcast_dimensions"]):
+        if before[axis] == variable.aval.shape[place]:  # one entry for all is no axis
+            axes[place] = operands[0].axes[axis]
+    return reader._result(variable, operands, tuple(axes))
+
+
+def _squeeze(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    gone = [axis % len(operands[0].axes) for axis in equation.params["dimensions"]]
+    for axis in gone:
+        reader._take(operands[0].axes[axis])
+    axes = tuple(axes for axis, axes in enumerate(operands[0].axes) if axis not in gone)
+    return reader._result(equation.outvars[0], operands, axes)
+
+
+def _reshape(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    """Axes that are split or joined: each part has the axes of its group."""
+    (variable,), before = equation.outvars, equation.invars[0].aval.shape
+    after = variable.aval.shape
+    axes, start, end = [frozenset[Axis]()] * len(after), 0, 0
+    while start < len(before) and end < len(after):
+        olds, news = [start], [end]
+        sizes = before[start], after[end]
+        while sizes[0] != sizes[1]:
+            if sizes[0] < sizes[1]:
+                olds.append(olds[-1] + 1)
+            else:
+                news.append(news[-1] + 1)
+            sizes = math.prod(before[i] for i in olds), math.prod(after[i] for i in news)
+        group = frozenset[Axis]().union(*(operands[0].axes[i] for i in olds))
+        for i in news:
+            axes[i] = group if after[i] > 1 or len(news) == 1 else frozenset()
+        start, end = olds[-1] + 1, news[-1] + 1
+    for i in range(start, len(before)):  # trailing axes of size 1
+        reader._take(operands[0].axes[i])
+    return reader._result(variable, operands, tuple(axes))
+
+
+def _concatenate(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+    alike = (operand.axes for operand in operands if not operand.is_activation)
+    axes = tuple(frozenset[Axis]().union(*of) for of in zip(*alike, strict=True))
+    return reader._result(equation.outvars[0], operands, axes)
+
+
+Rule = Callable[[_Reader, Any, list[Value]], Value]
+# What an operation does with the axes of its operands; SAME_SHAPE and SAME_AXES have those that leave them as they are.
+RULES: dict[str, Rule] = {
+    "dot_general": _dot_general,
+    "ragged_dot_general": _ragged_dot_general,
+    "conv_general_dilated": _convolution,
+    "gather": _gather,
+    "reduce_sum": _reduce_sum,
+    **dict.fromkeys(
+        ("reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"), _reduce
+    ),
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast,
+    "squeeze": _squeeze,
+    "reshape": _reshape,
+    "concatenate": _concatenate,
+}

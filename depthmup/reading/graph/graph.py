@@ -1,0 +1,485 @@
+"""A model's forward pass as a graph of values."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from depthmup.reading.graph.jaxpr import (
+    CLOSED,
+    CONTRACTIONS,
+    inner_jaxpr,
+    is_between_devices,
+    operations,
+    parts_of_scan,
+    summed,
+    takes_members,
+    typed,
+)
+from depthmup.rules.specs import PyTree, flatten_shapes, parameters_only
+
+ADDITIONS = ("add", "add_any")
+NORMS = ("rsqrt", "sqrt")  # their result is the divisor of a norm
+# Products of a weight and an activation, or of two activations.
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthmup_conv")
+RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
+COPIES = (*RESHAPES, "broadcast_in_dim")  # these may repeat them
+STEPS = 4  # the largest number of steps of a recurrence that are followed
+
+
+class ForwardError(ValueError):
+    """A factor has no place among a model's parameters; the message says which value it is about and what to edit."""
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One value of the forward pass.
+
+    op: the operation that computes it; or "parameter", "constant", "input", and at the borders of a scan's body
+      "carry", "member", "carried", "emitted" and "stacked".
+    evaluate: values of the operands -> this value. path: of a parameter.
+    copies: the same value at each step of a recurrence that is in the graph, itself included.
+    """
+
+    op: str
+    operands: tuple[Node, ...]
+    evaluate: Callable[..., Any]
+    path: str = ""
+    value: Any = None
+    consumers: list[Node] = dataclasses.field(default_factory=list)
+    summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
+    number: int = 0  # of one of CONTRACTIONS, its number in `contractions`
+    heads: int = 0  # of a dot_general, the number of axes that it does not sum over and both operands have
+    axes: tuple[tuple[int, ...], ...] = ()  # of a dot_general, the axes of each operand that it sums over
+    operations: frozenset[str] = frozenset()  # of one of CLOSED, the names of all operations in its bodies
+    copies: tuple[Node, ...] = ()
+    place: tuple[int, int] | None = None  # of an operation: its number in the program, and the index of this result
+    times: int = 1  # how often a forward pass computes it: once for each step of the scans that it is in
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(np.shape(self.value))
+
+    @property
+    def is_last_copy(self) -> bool:
+        return not self.copies or self.copies[-1] is self
+
+
+class Program(NamedTuple):
+    """A traced forward pass. closed: its jaxpr, of parameters, state and inputs in this order. outputs: what it returns
+    of real numbers, in words. inputs: the number of arrays among the inputs."""
+
+    closed: Any
+    outputs: Sequence[str]
+    inputs: int
+
+
+def traced(apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], state: Sequence[Any] = ()) -> Program:
+    """The program of `apply(params, *state, *inputs)`. Of all arrays shapes will do."""
+    trainable = parameters_only(params)
+    leaves, structure = jax.tree.flatten(trainable)
+    input_leaves, input_tree = jax.tree.flatten(tuple(inputs))
+    state_leaves, state_tree = jax.tree.flatten(tuple(state))
+    names = list[str]()
+
+    def logits(numbers: Sequence[Any], arrays: Sequence[Any], values: Sequence[Any]) -> Any:
+        tree = jax.tree.unflatten(structure, numbers)
+        tree = jax.tree.map(lambda a, b: b if a is None else a, tree, params, is_leaf=lambda leaf: leaf is None)
+        outputs = apply(tree, *jax.tree.unflatten(state_tree, arrays), *jax.tree.unflatten(input_tree, values))
+        names.extend(
+            f"outputs{jax.tree_util.keystr(path)} {np.shape(leaf)}"
+            for path, leaf in jax.tree_util.tree_flatten_with_path(outputs)[0]
+            if _floating(leaf)
+        )
+        return outputs
+
+    closed = jax.make_jaxpr(logits)(*jax.tree.map(typed, (leaves, state_leaves, input_leaves)))
+    return Program(closed, names, len(input_leaves))
+
+
+class Graph:
+    """The forward pass as a graph of values, evaluated once.
+
+    nodes: in the order of evaluation. Only those that the logits depend on.
+    number: array or shape -> the value of a parameter or an input; by default random numbers.
+    open_scans: whether the body of a scan is in the graph instead of the whole scan as one operation: once for a scan
+      over blocks, for the first steps of a recurrence.
+    fed: the values that depend on the inputs.
+    offset: the paths of parameters that act through 1 + parameter alone, as the scale of a norm may: these sums are in
+      the graph in their place.
+    state: the arguments of `apply` before the inputs, such as batch statistics: neither parameters nor activations.
+    positive: whether the random inputs are positive and below 1, such as the scale of noise, of which a logarithm is
+      taken.
+    size: of the random parameters, by which they are multiplied.
+    program: the forward pass if it was traced already.
+    """
+
+    def __init__(
+        self,
+        apply: Callable[..., Any],
+        params: PyTree,
+        inputs: Sequence[Any],
+        seed: int = 0,
+        number: Callable[[Any], Any] | None = None,
+        open_scans: bool = True,
+        state: Sequence[Any] = (),
+        positive: bool = False,
+        size: float = 1.0,
+        program: Program | None = None,
+    ) -> None:
+        shapes, leaves = flatten_shapes(params)[0], jax.tree.leaves(parameters_only(params))
+        input_leaves, state_leaves = jax.tree.leaves(tuple(inputs)), jax.tree.leaves(tuple(state))
+        rng = np.random.default_rng(seed)
+        number = number or functools.partial(_random, rng)
+
+        closed, names, _ = program or traced(apply, params, inputs, state)
+        self.nodes: list[Node] = []
+        self.fed: set[Node] = set()
+        self._members: set[Node] = set()  # that a scan's body takes from stacks by their number
+        self._rng, self._open_scans, self._contractions = rng, open_scans, 0
+        self._number, self._times = 0, 1  # of the next operation; how often it is computed
+        numbers = [number(leaf) for leaf in leaves]
+        if size != 1:
+            numbers = [jnp.asarray(size * leaf, leaf.dtype) for leaf in numbers]
+        arguments = [self._leaf("parameter", leaf, path) for leaf, path in zip(numbers, shapes, strict=True)]
+        arguments += [self._leaf("constant", value) for value in state_leaves]
+        values = [number(leaf) for leaf in input_leaves]
+        if positive:
+            values = [jnp.tanh(jnp.abs(value)) if _floating(value) else value for value in values]
+        arguments += [self._leaf("input", value) for value in values]
+        outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
+        floating = [node for node in outputs if _floating(node.value)]
+        if len(floating) != 1:
+            raise ForwardError(_outputs_message(names))
+        (self.output,) = floating
+        self._link()
+        self.offset = self._offsets()
+        self._link()
+        self.fed |= self.descendants(self._learned_states())
+
+    # Building the graph
+
+    def _link(self) -> None:
+        """Keep the values that the logits depend on, and tell each of them its consumers."""
+        alive = self.ancestors(self.output)
+        self.nodes = [node for node in self.nodes if node in alive]
+        self.order = {node: number for number, node in enumerate(self.nodes)}
+        for node in self.nodes:
+            node.consumers = []
+            for operand in dict.fromkeys(node.operands):
+                operand.consumers.append(node)
+
+    def _offsets(self) -> frozenset[str]:
+        """Put the sums 1 + parameter in the place of parameters that act through these alone; their paths."""
+        paths = set[str]()
+        for leaf in [node for node in self.nodes if node.op == "parameter"]:
+            for total in _sums_with_one(leaf):
+                total.op, total.path, total.operands = "parameter", leaf.path, ()
+                paths.add(leaf.path)
+        return frozenset(paths)
+
+    def _leaf(self, op: str, value: Any, path: str = "") -> Node:
+        return self._add(Node(op, (), lambda: value, path))
+
+    def _add(self, node: Node) -> Node:
+        node.value = node.evaluate(*(operand.value for operand in node.operands))
+        node.times = self._times
+        self.nodes.append(node)
+        if node.op in ("input", "carry") or any(operand in self.fed for operand in node.operands):
+            self.fed.add(node)
+        return node
+
+    def _inline(self, jaxpr: Any, consts: Sequence[Node], arguments: Sequence[Node]) -> list[Node]:
+        """Add the operations of a jaxpr; the nodes of its results."""
+        nodes = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+
+        def node_of(atom: Any) -> Node:
+            return self._leaf("constant", atom.val) if hasattr(atom, "val") else nodes[atom]
+
+        for equation in jaxpr.eqns:
+            results = self._equation(equation, [node_of(atom) for atom in equation.invars])
+            nodes.update(zip(equation.outvars, results, strict=True))
+        return [node_of(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
+        name, parameters, inner = equation.primitive.name, equation.params, inner_jaxpr(equation)
+        if name == "scan" and self._open_scans:
+            return self._scan(equation, operands)
+        if is_between_devices(equation):
+            return operands
+        if inner is not None and name != "scan":
+            jaxpr, consts = inner
+            return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
+
+        def evaluate(*values: Any) -> Any:
+            return equation.primitive.bind(*values, **parameters)
+
+        inside = operations(equation) if name in CLOSED else frozenset()
+        number, self._number = self._number, self._number + 1
+        if operands and operands[0] in self._members and name == "dynamic_slice":
+            return [self._add(Node("reshape", (operands[0],), lambda value: value[None]))]
+        if name == "scatter-add" and operands[0] in self.fed:  # x.at[i].add(y) is the sum of x and y at these places
+            zeros = self._leaf("constant", jnp.zeros_like(operands[0].value))
+            spread = self._add(Node(name, (zeros, *operands[1:]), evaluate))
+            return [self._add(Node("add", (operands[0], spread), jnp.add, place=(number, 0)))]
+        if not equation.primitive.multiple_results:
+            node = self._add(Node(name, tuple(operands), evaluate, place=(number, 0)))
+            if name in CONTRACTIONS:
+                node.summed, node.number = summed(equation), self._contractions
+                self._contractions += 1
+            if name == "dot_general":
+                node.axes, batch = parameters["dimension_numbers"]
+                node.heads = len(batch[0])
+                if not node.axes[0]:  # it sums over nothing: an einsum such as "ld,dn->ldn"
+                    node.op = "mul"
+            return [node]
+        nodes = []
+        for i in range(len(equation.outvars)):
+            take = lambda *values, i=i: evaluate(*values)[i]  # noqa: E731
+            nodes.append(self._add(Node(name, tuple(operands), take, place=(number, i), operations=inside)))
+        return nodes
+
+    def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
+        closed, length = equation.params["jaxpr"], equation.params["length"]
+        consts, carries = parts_of_scan(equation)
+        outside, self._times = self._times, self._times * length
+
+        def learned(operand: Node) -> bool:
+            return operand not in self.fed and any(node.path for node in self.ancestors(operand))
+
+        variables = [*zip(operands[:consts], closed.jaxpr.invars, strict=False)]
+        stacks = [
+            stack
+            for stack in dict.fromkeys(operands[:consts])
+            if stack.shape[:1] == (length,)
+            and learned(stack)
+            and all(takes_members(closed.jaxpr, var) for operand, var in variables if operand is stack)
+        ]
+        if any(len(stack.shape) > 2 for stack in stacks) or any(map(learned, operands[consts + carries :])):
+            results = self._blocks(closed, length, operands, consts, carries, stacks)
+        else:
+            results = self._recurrence(closed, length, operands, consts, carries, equation.params["reverse"])
+        self._times = outside
+        return results
+
+    def _body(self, closed: Any, arguments: Sequence[Node]) -> list[Node]:
+        return self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
+
+    def _blocks(
+        self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, stacks: Sequence[Node]
+    ) -> list[Node]:
+        """A scan over parameters: its body once. Its carry is what was handed in plus noise, so that it is like any
+        later carry. stacks: the operands from which the body takes members by their number."""
+
+        def member(operand: Node) -> Node:
+            return self._add(Node("member", (operand,), lambda value: value[0]))
+
+        def carry(operand: Node) -> Node:
+            if not _floating(operand.value):  # a number or a key
+                return self._add(Node("carry", (operand,), lambda value: value))
+            noise = _random(self._rng, operand.value)
+            return self._add(Node("carry", (operand,), lambda value: value + noise))
+
+        members = {stack: member(stack) for stack in stacks}
+        self._members.update(members.values())
+        body = [members.get(operand, operand) for operand in operands[:consts]]
+        body += map(carry, operands[consts : consts + carries])
+        body += map(member, operands[consts + carries :])
+        results = self._body(closed, body)
+        handed = results[:carries]
+
+        def of_steps(op: str, result: Node) -> Node:  # it depends on all carries of earlier steps
+            return self._add(Node(op, (result, *handed), lambda value, *_: value))
+
+        emitted = [self._stacked([of_steps("emitted", result)], length) for result in results[carries:]]
+        return [of_steps("carried", carry) for carry in handed] + emitted
+
+    def _recurrence(
+        self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, reverse: bool
+    ) -> list[Node]:
+        """A scan over anything else, such as time: its first steps, as many as a parameter needs to reach each
+        carry."""
+        state, steps = operands[consts : consts + carries], list[list[Node]]()
+        copies: list[list[Node]] = []
+        contraction, number = self._contractions, self._number
+        for step in range(min(length, carries + 1, STEPS)):
+            start, self._contractions, self._number = len(self.nodes), contraction, number
+            index = -1 - step if reverse else step
+            members = [
+                self._add(Node("member", (operand,), lambda value, index=index: value[index]))
+                for operand in operands[consts + carries :]
+            ]
+            results = self._body(closed, [*operands[:consts], *state, *members])
+            state = results[:carries]
+            steps.append(results[carries:])
+            copies.append(self.nodes[start:])
+        for nodes in list(zip(*copies, strict=True)):
+            all_copies = tuple(copy for node in nodes for copy in (node.copies or (node,)))
+            for node in nodes:
+                node.copies = all_copies
+        return state + [self._stacked(results, length, reverse) for results in zip(*steps, strict=True)]
+
+    def _stacked(self, results: Sequence[Node], length: int, reverse: bool = False) -> Node:
+        """The sequence of a body's results; the last that is in the graph stands for all later ones."""
+
+        def stack(*values: Any) -> Any:
+            rows = [*values, *([values[-1]] * (length - len(values)))]
+            return jnp.stack(rows[::-1] if reverse else rows)
+
+        return self._add(Node("stacked", tuple(results), stack))
+
+    def _learned_states(self) -> Iterator[Node]:
+        """The first states of streams that do not depend on the inputs, such as learned queries that attend to
+        themselves: values to which is added what a layer makes of them."""
+        for node in self.nodes:
+            if node.op not in ADDITIONS or node in self.fed:
+                continue
+            for skip, end in (node.operands, node.operands[::-1]):
+                between = self.ancestors(end, skip) & self.descendants([skip])
+                if skip.shape == node.shape and any(value.op in PRODUCTS for value in between):
+                    yield skip
+
+    # Walking in the graph
+
+    def ancestors(self, node: Node, stop: Node | None = None) -> set[Node]:
+        """The values that a value is computed from, itself included; those behind `stop` only if another path leads to
+        them."""
+        ancestors, todo = {node}, [node]
+        while todo:
+            for operand in todo.pop().operands:
+                if operand not in ancestors and operand is not stop:
+                    ancestors.add(operand)
+                    todo.append(operand)
+        return ancestors
+
+    def descendants(self, nodes: Iterable[Node]) -> set[Node]:
+        descendants, todo = set[Node](), list(nodes)
+        while todo:
+            node = todo.pop()
+            if node not in descendants:
+                descendants.add(node)
+                todo += node.consumers
+        return descendants
+
+    def parameters_of(self, node: Node) -> frozenset[str]:
+        """The paths of the parameters that an operation applies to activations."""
+        weights = [operand for operand in node.operands if operand not in self.fed]
+        return frozenset(ancestor.path for operand in weights for ancestor in self.ancestors(operand) if ancestor.path)
+
+    def parameters_of_value(self, node: Node) -> frozenset[str]:
+        """The paths of the parameters that a value depends on."""
+        return frozenset(ancestor.path for ancestor in self.ancestors(node) if ancestor.path)
+
+    def parameters_between(self, node: Node, stop: Node) -> frozenset[str]:
+        """The paths of the parameters that a value depends on otherwise than through `stop`."""
+        return frozenset(ancestor.path for ancestor in self.ancestors(node, stop) if ancestor.path)
+
+    def activations(self, node: Node) -> list[Node]:
+        """The operands of an operation that depend on the inputs."""
+        return [operand for operand in node.operands if operand in self.fed]
+
+    def sees_inputs(self, node: Node) -> bool:
+        """Whether a value depends on the inputs, and not on learned states alone."""
+        return any(ancestor.op in ("input", "carry") for ancestor in self.ancestors(node))
+
+    def weighs(self, node: Node) -> bool:
+        """Whether an operation applies weights to activations."""
+        return node.op in PRODUCTS and node in self.fed and any(operand not in self.fed for operand in node.operands)
+
+    def normed(self, node: Node) -> bool:
+        """Whether an operation divides activations by their size, as in a norm."""
+        fed = self.activations(node)
+        return node.op in ("mul", "div") and 0 < sum(operand in self._sizes for operand in fed) < len(fed)
+
+    @functools.cached_property
+    def _sizes(self) -> set[Node]:
+        """Roots of activations, and the values that are computed from roots alone."""
+        sizes = set[Node]()
+        for node in self.nodes:
+            fed = self.activations(node)
+            if fed and (node.op in NORMS or (node.op not in PRODUCTS and all(operand in sizes for operand in fed))):
+                sizes.add(node)
+        return sizes
+
+    def changed(self, changes: Mapping[Node, Any], allowed: set[Node], cut: Sequence[Node] = ()) -> Any:
+        """{value: its new number} of all values that change with these. The values behind `cut` are computed from its
+        old number. None as soon as a value changes that is not in `allowed`."""
+        values = dict(changes)
+        todo = self.descendants(changes) - changes.keys()
+        for node in sorted(todo, key=self.order.__getitem__):
+            if not any(operand in values and operand not in cut for operand in node.operands):
+                continue
+            if not cut and node not in allowed:
+                continue
+            new = node.evaluate(*(o.value if o in cut else values.get(o, o.value) for o in node.operands))
+            if np.array_equal(new, node.value, equal_nan=True):
+                continue
+            if node not in allowed:
+                return None
+            values[node] = new
+        return values
+
+
+def _sums_with_one(leaf: Node) -> list[Node]:
+    """The sums 1 + parameter through which alone a parameter acts; none if it acts otherwise too."""
+    sums, todo = list[Node](), [leaf]
+    while todo:
+        for consumer in todo.pop().consumers:
+            if consumer.op in (*COPIES, "member"):
+                todo.append(consumer)
+            elif consumer.op in ADDITIONS and any(map(_is_one, consumer.operands)):
+                sums.append(consumer)
+            else:
+                return []
+    return sums
+
+
+def _is_one(node: Node) -> bool:
+    """Whether a value is the number 1 of the program, or an array of them."""
+    stored = as_stored(node)
+    return stored.op == "constant" and not isinstance(stored.value, jax.core.Tracer) and bool(np.all(stored.value == 1))
+
+
+def _random(rng: np.random.Generator, like: Any) -> Any:
+    """Normal numbers of an array's shape and dtype; integers and keys stay, and shapes of integers become 0 and 1.
+
+    Those of a matrix are divided by a power of 2 near sqrt(fan_in), or deep networks without norms would overflow.
+    """
+    dtype = like.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        scale = 2.0 ** -round(math.log2(max(like.shape)) / 2) if len(like.shape) > 1 and all(like.shape) else 1.0
+        return jnp.asarray(scale * rng.standard_normal(like.shape), dtype)
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return jnp.asarray(np.arange(np.prod(like.shape, dtype=int)).reshape(like.shape) % 2, dtype)
+    return like
+
+
+def _outputs_message(names: Sequence[str]) -> str:
+    """The message for a model that does not return one array."""
+    if not names:
+        return "the model must return an array of logits, it returns no array of real numbers: pass setup an output="
+    first, _, _ = names[0].partition(" ")
+    return (
+        f"the model must return one array of logits, it returns {len(names)}: {', '.join(names)}. Pass setup an "
+        f"output= that chooses one, such as output=lambda outputs: {first}; for several heads all of them, "
+        "output=lambda outputs: jnp.concatenate([x.reshape(len(x), -1) for x in jax.tree.leaves(outputs)], axis=-1). "
+        "absorb needs an apply that returns the logits alone"
+    )
+
+
+def as_stored(node: Node) -> Node:
+    """The value before conversions and changes of shape."""
+    while node.op in COPIES:
+        (node,) = node.operands
+    return node
+
+
+def _floating(value: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(value), jnp.floating))

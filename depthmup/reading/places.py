@@ -1,0 +1,132 @@
+"""Where parameters act: in residual branches, on the stream in every block, or outside: passes at two depths tell.
+
+What more depth adds to a program repeats with depth. Branches are alike where they compute the same, parameters where
+they have one shape and the operations around them are the same. No name is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+from depthmup.reading.graph import CLOSED, Site
+from depthmup.rules.specs import Shape, starred
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A forward pass at one depth.
+
+    shapes: of its parameters. stacks: {path: the axis along which blocks are stacked}.
+    """
+
+    sites: Sequence[Site]
+    shapes: Mapping[str, Shape]
+    stacks: Mapping[str, int]
+
+    @property
+    def branches(self) -> list[Site]:
+        return [site for site in self.sites if site.kind == "branch"]
+
+    def shape(self, path: str) -> Shape:
+        """That of one block's parameter."""
+        return tuple(size for axis, size in enumerate(self.shapes[path]) if axis != self.stacks.get(path))
+
+    def blocks(self, path: str) -> int:
+        """The number of blocks whose parameters are stacked in one."""
+        return self.shapes[path][self.stacks[path]] if path in self.stacks else 1
+
+
+class Places(NamedTuple):
+    """The places of the parameters at the smaller depth.
+
+    in_branches: those in residual branches. between: those that act on the stream in every block. unplaced: those that
+    repeat with depth and do neither.
+    """
+
+    in_branches: frozenset[str]
+    between: frozenset[str]
+    unplaced: frozenset[str]
+
+
+class _Kind(NamedTuple):
+    """What a parameter shares with those of other blocks: its shape, and {(likeness, number) of the branches that it is
+    in}."""
+
+    shape: Shape
+    branches: frozenset[tuple[int, int]]
+
+
+def places_of(few: Pass, many: Pass) -> Places:
+    """The places of the parameters of a forward pass, by another one of twice its depth.
+
+    norm(h + layers[i]["up"] ...)  # up acts in one branch at both depths: in_branches; norm behind sums: between
+    h + layers[i]["w"] @ embed(c)  # embed acts in 4 branches at depth 4, in 8 at depth 8: in none of the three
+    """
+    kinds_few, kinds_many = (_kinds(of, _repeated(of, few, many)) for of in (few, many))
+    # A parameter of its own block is in as many branches at every depth, one of all blocks in more of them.
+    at_both = {kind for kind in kinds_few.values() if kind.branches}.intersection(kinds_many.values())
+    stacks = {path for path in few.stacks if kinds_few[path].branches and kinds_many[path].branches}
+    inside_few, inside_many = (
+        frozenset(path for path, kind in kinds.items() if kind in at_both or path in stacks)
+        for kinds in (kinds_few, kinds_many)
+    )
+    between, unplaced = set[str](), set[str]()
+    outside_few, outside_many = _outside(few, inside_few), _outside(many, inside_many)
+    for kind, acts in outside_few.items():
+        stacked = [site for site in acts if not site.inside.isdisjoint(few.stacks)]
+        added = len(outside_many[kind]) - len(acts)  # at twice the depth, so as many as repeat at this one
+        # In norm, block, norm, block, norm either the first norm or the last is one too many: names break this tie.
+        alike = Counter(starred(path) for site in acts for path in site.inside)
+        acts.sort(key=lambda site: (-max(alike[starred(path)] for path in site.inside), not site.behind_sums))
+        repeated = stacked or acts[: max(added, 0)]
+        for site in repeated:
+            (between if site.behind_sums else unplaced).update(site.inside)
+    return Places(inside_few, frozenset(between), frozenset(unplaced))
+
+
+def _kinds(of: Pass, blocks: Sequence[Site]) -> dict[str, _Kind]:
+    """{path: the kind of its parameter}"""
+    branches: dict[str, Counter[int]] = {path: Counter() for path in of.shapes}
+    for site in blocks:
+        for path in site.alone - site.skip:
+            branches[path][site.like] += site.steps
+    return {
+        path: _Kind(of.shape(path), frozenset((like, -(-count // of.blocks(path))) for like, count in counts.items()))
+        for path, counts in branches.items()
+    }
+
+
+def _outside(of: Pass, inside: Set[str]) -> defaultdict[tuple[Shape, int], list[Site]]:
+    """{what parameters outside the branches and skips share: these, in the order of the program}"""
+    result = defaultdict[tuple[Shape, int], list[Site]](list)
+    skips = frozenset[str]().union(*(site.skip for site in of.branches))
+    for site in sorted((site for site in of.sites if site.kind == "acts"), key=lambda site: site.number):
+        for path in site.inside - inside - skips:
+            result[of.shape(path), site.like].append(site)
+    return result
+
+
+def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
+    """The branches that count as blocks: those of which more depth adds some, and single ones on their stream that
+    share a shape of parameters with these, or whose skip is a projection, as in entries of stages; none inside others.
+    """
+    counts = [Counter(site.like for site in each.branches for _ in range(site.steps)) for each in (few, many)]
+    repeats = {site for site in of.branches if counts[1][site.like] > counts[0][site.like] > 0}
+    repeats |= {site for site in of.branches if site.where in CLOSED and any(path in of.stacks for path in site.alone)}
+    for origin in ("injection", "term"):  # alike or not: with one injection nothing shares what it is made of
+        before, after = (sum(site.origin == origin for site in each.branches) for each in (few, many))
+        if after > before:
+            repeats |= {site for site in of.branches if site.origin == origin}
+    shapes = {of.shape(path) for site in repeats for path in site.inside}
+    streams = {site.stream for site in repeats if site.where not in CLOSED}
+    outer = frozenset[int]().union(*(site.around for site in of.branches))
+    for site in of.branches if repeats else ():
+        alike = site.stream in streams and any(of.shape(path) in shapes for path in site.inside)
+        single = site.origin == "stream" and site.where not in CLOSED and site.number not in outer
+        if single and (alike or site.skip):
+            repeats.add(site)
+    numbers = {site.number for site in repeats}
+    return [site for site in of.branches if site in repeats and numbers.isdisjoint(site.around)]

@@ -1,0 +1,1 @@
+"""What a parameterization does to each parameter: exponents, the specs they act on, optimizers with the factors."""
