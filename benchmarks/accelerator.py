@@ -48,10 +48,10 @@ from depthmup.backend import prepare_cpu  # noqa: E402
 from depthmup.data import Batches  # noqa: E402
 from depthmup.data.dataset import Dataset, Split  # noqa: E402
 from depthmup.models import MODELS  # noqa: E402
-from depthmup.recipe import Recipe  # noqa: E402
 from depthmup.train import BatchOverDevices, Task, TrialLoop, TrialsOverDevices, flops  # noqa: E402
 from depthmup.train.chips import chip_of  # noqa: E402
 from depthmup.train.devices import Layout  # noqa: E402
+from depthmup.training_settings import Recipe  # noqa: E402
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "mlp": dict(width=32, depth=4),

@@ -18,8 +18,8 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, load
 from depthmup.models import ResidualMLP
-from depthmup.recipe import Recipe
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
+from depthmup.training_settings import Recipe
 
 WIDTH, TRIALS, STEPS, BATCH = 64, 2, 10, 64
 SHAPES = ((True, 8), (True, 256), (False, 8), (False, 64))  # (scan, depth)

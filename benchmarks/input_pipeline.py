@@ -26,10 +26,10 @@ from depthmup.backend import prepare_cpu
 from depthmup.data import Augment, Batches, Dataset, Records, Split
 from depthmup.data.patches import photographs
 from depthmup.models import MODELS
-from depthmup.recipe import Recipe
 from depthmup.settings import from_config
 from depthmup.train import Hyper, Task, TrialLoop, TrialsOverDevices
 from depthmup.train.loop import Reader, ends
+from depthmup.training_settings import Recipe
 
 CORES = os.cpu_count() or 1
 JPEGS, SHAPE = 600, (375, 500)

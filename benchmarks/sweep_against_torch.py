@@ -32,8 +32,8 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data import Batches, Split, load
 from depthmup.models import ResidualMLP
-from depthmup.recipe import Recipe
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
+from depthmup.training_settings import Recipe
 
 WIDTH, DEPTH, BASE_WIDTH, BASE_DEPTH = 128, 8, 32, 2
 STEPS, BATCH, SEED, DATA_SEED = 100, 64, 0, 0

@@ -35,8 +35,8 @@ from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.log import RunLog
 from depthmup.train.run import train_loop
+from depthmup.train.step import FOREVER
 from depthmup.train.stop import Stop
-from depthmup.train.trainable import FOREVER
 
 ROUNDS = 7
 TURNS = 21

@@ -26,10 +26,10 @@ from depthmup.measure.coordinate_check import coordinate_check
 from depthmup.models import MODELS
 from depthmup.models.layers import MESH_AXES
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
-from depthmup.recipe import Recipe
 from depthmup.rules.batch_rules import RULES, RuleName, Run
 from depthmup.rules.optim import DEFAULTS, OPTIMIZERS, RANGES, family_of
 from depthmup.rules.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
+from depthmup.training_settings import Recipe
 
 FAMILY = "residual_mlp"  # the family of models of a config that names none
 LEARNING_RATE = "optimizer.learning_rate"

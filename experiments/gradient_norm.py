@@ -24,7 +24,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.settings import from_config
 from depthmup.train import Hyper, Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
-from depthmup.train.trainable import Batch
+from depthmup.train.step import Batch
 from experiments.check_pictures import Net
 
 WIDTH, DEPTH, SEEDS, BATCH = 128, 4, 8, 64

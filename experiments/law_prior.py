@@ -1,6 +1,6 @@
 """What is known of the exponents of the best learning rate before a sweep: the prior of `fit.scaling_law`.
 
-    python -m experiments.law_prior      # writes depthmup/fit/priors.toml and prints its table: half a minute of a core
+    python -m experiments.law_prior  # writes depthmup/fit/generated_priors.toml and prints a table, in half a minute
 
 An exponent says by how many octaves the best base learning rate moves when a size doubles: width, depth, the steps at
 one batch size, or the batch size at as many steps. It is one rate for the whole model, in units of the base.
@@ -56,7 +56,7 @@ Axis = Literal["width", "depth", "batch_size", "steps"]
 Family = Literal["adam", "sgd"]
 AXES: tuple[Axis, ...] = get_args(Axis)  # in the order of the sizes of a jump
 FAMILIES: tuple[Family, ...] = get_args(Family)
-FILE = ROOT / "depthmup" / "fit" / "priors.toml"
+FILE = ROOT / "depthmup" / "fit" / "generated_priors.toml"
 ANY = "any"  # a parameterization that an axis does not name, such as that of another library
 NORMAL = half_width(math.inf)
 SCATTERS = np.geomspace(0.01, 100, 2001)  # the values of s

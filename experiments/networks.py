@@ -20,13 +20,13 @@ import depthmup as dm
 from depthmup.fit import PowerLaw, power_law
 from depthmup.models import MLP, Model, ResidualMLP
 from depthmup.names import at_least_one
-from depthmup.recipe import Recipe
 from depthmup.rules.parameterization import ForwardFactors, LeafFactors, Name
 from depthmup.rules.specs import PyTree, is_spec
 from depthmup.theory import Problem
 from depthmup.train import Hyper, Task, TrainState
 from depthmup.train.devices import trial_layout
-from depthmup.train.trainable import FOREVER
+from depthmup.train.step import FOREVER
+from depthmup.training_settings import Recipe
 
 # A problem of three samples.
 KX, Y = np.array([[1, 0.3, -0.2], [0.3, 1, 0.1], [-0.2, 0.1, 1]]), np.array([1, -0.5, 0.8])

@@ -10,9 +10,8 @@ import pytest
 
 from depthmup.fit import published_rules
 from depthmup.fit.published_rules import PUBLISHED_RULES
-from depthmup.rules import parameterization
 from depthmup.rules.batch_rules import NOTHING, RULES, Run
-from depthmup.rules.parameterization import TABLES
+from depthmup.rules.parameterization import TABLES, parameterization
 from depthmup.settings import from_config
 from experiments import law_prior, paper_a, paper_b, published
 from experiments.law_prior import ANY, AXES, FAMILIES, Measured

@@ -14,13 +14,13 @@ from configs import text_gpt
 from depthmup.cli import verbs
 from depthmup.plan import plan
 from depthmup.plan.program import DoesNotFit, Program, collectives
-from depthmup.recipe import Recipe
 from depthmup.settings import ParallelSettings, SettingsError, from_config, put
 from depthmup.train import BatchOverDevices, StateOverDevices, TrialLoop
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import part_of_state
 from depthmup.train.run import loop_of, train
+from depthmup.training_settings import Recipe
 from depthmup.trials.engine import train as sweep
 from depthmup.trials.estimate import at_once
 from depthmup.trials.group import Runner

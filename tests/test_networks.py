@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from depthmup.models import stationary_gain
-from depthmup.recipe import Recipe
 from depthmup.theory import Problem
+from depthmup.training_settings import Recipe
 from experiments.networks import inputs, network, train
 from tests.test_train import compilations
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from depthmup.data import NONE
-from depthmup.recipe import Recipe
 from depthmup.train import BatchOverDevices, TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.run import loop_of
+from depthmup.training_settings import Recipe
 from depthmup.trials.group import Runner
 from tests import tiny
 from tests.test_model_training import settings

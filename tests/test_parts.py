@@ -6,9 +6,9 @@ import pytest
 
 import depthmup as dm
 from depthmup.models import GPT
-from depthmup.recipe import Recipe
 from depthmup.train import task as module
 from depthmup.train.task import Task
+from depthmup.training_settings import Recipe
 from tests.test_attend import shapes
 
 BATCH, CONTEXT, VOCABULARY = 2, 11, 13

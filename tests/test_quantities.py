@@ -16,7 +16,7 @@ from depthmup.files import digest
 from depthmup.fit import chain_path_sum
 from depthmup.measure import sharpness
 from depthmup.models import MODELS
-from depthmup.report import page, panels
+from depthmup.report import page
 from depthmup.report.calibration import FILE, calibrations, key
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
@@ -51,7 +51,7 @@ def measured(tmp_path_factory):
 
 
 def test_every_quantity_has_a_function_and_a_picture():
-    assert set(QUANTITIES) == set(get_args(Quantity)) == set(panels.QUANTITIES)
+    assert set(QUANTITIES) == set(get_args(Quantity))
 
 
 def test_what_is_measured(measured):
@@ -97,7 +97,7 @@ def test_updates_are_those_of_the_next_step():
         state, step = jax.jit(task.init)(hyper), jax.jit(task.step)
         for _ in range(3):
             state, _ = step(state, batch, hyper)
-        profile = jax.jit(functools.partial(QUANTITIES["updates"], task))(state, batch, hyper)
+        profile = jax.jit(functools.partial(QUANTITIES["updates"].measure, task))(state, batch, hyper)
         small = hyper._replace(learning_rate=np.float32(2.0**-14))
         after, _ = step(state, batch, small)
         pairs = [task.stream(of.params, state, batch, hyper) for of in (after, state)]
@@ -111,7 +111,7 @@ def test_sharpness_is_that_of_the_coordinates_of_gradient_descent(name):
     s = tiny.settings(optimizer__name=name)
     task, batch, hyper = task_of(s), examples(batches_of(s), 32), hyper_of(s).arrays()
     state = task.init(hyper)
-    eigenvalues = jax.jit(functools.partial(QUANTITIES["sharpness"], task))(state, batch, hyper)
+    eigenvalues = jax.jit(functools.partial(QUANTITIES["sharpness"].measure, task))(state, batch, hyper)
     scale = hyper.factors.lr if name == "sgd" else None
     expected = sharpness(lambda params: task.objective(params, state, batch, hyper), state.params, scale=scale)
     assert float(eigenvalues[0]) == pytest.approx(float(expected), rel=1e-4)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from depthmup.losses import LOSSES
-from depthmup.recipe import Recipe
 from depthmup.schedules import SCHEDULES, multiplier
 from depthmup.train import Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.divergence import NEVER
+from depthmup.training_settings import Recipe
 from experiments.gradient_norm import norms
 from tests import tiny
 from tests.test_model_training import settings

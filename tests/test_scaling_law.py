@@ -11,6 +11,9 @@ import pytest
 
 from depthmup import fit
 from depthmup.fit import joint_fit
+from depthmup.fit.published_rules import PUBLISHED_RULES
+from depthmup.fit.scaling_law import FAMILIES
+from depthmup.rules.optim import OPTIONS, family_of
 from experiments import law as experiment
 
 Row = dict[str, float]
@@ -411,3 +414,9 @@ def test_the_valley_is_smooth_at_its_optimum() -> None:
         value = joint_fit.valley(u, np.full(3, side), np.full(3, side))
         assert value[1] == 0
         assert value[[0, 2]] == pytest.approx(0.5e-6, rel=1e-2)
+
+
+def test_published_rules_of_a_family_are_those_of_each_of_its_optimizers() -> None:
+    families = {name: family_of(name) for name in OPTIONS}
+    with_rules = {family for rule in PUBLISHED_RULES for family in rule.families}
+    assert FAMILIES == {name: family for name, family in families.items() if family in with_rules}

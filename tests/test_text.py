@@ -11,11 +11,11 @@ import pytest
 from configs import default, text_gpt
 from depthmup.data import NONE, Batches, Split, checked, load, text
 from depthmup.models import GPT
-from depthmup.recipe import Recipe
 from depthmup.settings import SettingsError, flat, from_config, put
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import identity_of_data, task_of
 from depthmup.train.task import LABEL_NOISE
+from depthmup.training_settings import Recipe
 from tests.test_main import assert_one_line, call  # noqa: F401 - call is a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")

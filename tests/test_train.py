@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from depthmup.data import NONE
-from depthmup.recipe import Recipe
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import examples
 from depthmup.train.divergence import diverged
+from depthmup.training_settings import Recipe
 from depthmup.trials.plan import trials
 from tests import tiny
 

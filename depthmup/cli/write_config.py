@@ -36,7 +36,7 @@ python main.py explain --config=configs/default.py:vit
 
 Other configs override this one: they add no key.
 
-`make configs` writes this file from the declarations of the settings: settings.py, recipe.py, models/, data/.
+`make configs` writes this file from the declarations of settings: settings.py, training_settings.py, models/, data/.
 \"\"\"
 
 from ml_collections import config_dict

@@ -26,9 +26,10 @@ from depthmup.fit.law_rows import (
     read,
 )
 from depthmup.fit.published_rules import PUBLISHED_RULES, PublishedRule, Size
+from depthmup.fit.thresholds import CONFIDENCE
 from depthmup.names import POSITIVE, percent, short, unknown
 
-QUANTILES = (0.025, 0.975)
+QUANTILES = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
 WIDE = 4.0  # octaves: an interval that is wider says hardly anything
 SAME_LINE = 0.02  # share of the sizes' spread off a line: with less, exponents cannot be told apart
 ROUNDING = 1e-6  # octaves by which a target may lie outside of the rows
@@ -36,12 +37,12 @@ FAILS = 2.0  # nats of log loss above the best: such a training has failed, and 
 STEP = 1e-4  # octaves, of derivatives
 LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch", "large batch"}  # of the best loss
 CHUNK = 200  # targets at a time
-PRIORS = Path(__file__).with_name("priors.toml")
+PRIORS = Path(__file__).with_name("generated_priors.toml")
 RULED = "width", "depth", "batch_size", "steps"  # axes that the file of priors has
 FAMILIES = {  # of optimizers
     **dict.fromkeys(("adam", "adamw", "lion"), "adam"),
     **dict.fromkeys(("sgd", "momentum"), "sgd"),
-    "muon": "muon",
+    **dict.fromkeys(("muon", "muonh"), "muon"),
 }
 BESIDE = 0.05  # octaves from the optimum at which the curvature is measured
 RATES = ("learning_rate", "lr", "max_lr", "peak_lr", "base_lr")  # names of the hyperparameter that has rules

@@ -19,7 +19,7 @@ from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import check_sets
 from depthmup.train.run import loop_of
-from depthmup.train.trainable import Hyper
+from depthmup.train.step import Hyper
 from depthmup.trials.config_study import ConfigPoint, ConfigStudy
 from depthmup.trials.engine import checked
 from depthmup.trials.estimate import AT_ONCE, Estimator, free_memory

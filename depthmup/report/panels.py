@@ -16,16 +16,11 @@ from depthmup.fit.picture import FOOT, Mark, loss_marks
 from depthmup.report import words
 from depthmup.report.curves import grouped_by
 from depthmup.report.learning_curves import LearningCurves
+from depthmup.settings import Quantity
+from depthmup.train.quantities import QUANTITIES
 from depthmup.trials.verdicts import TransferCurve
 
 LOSSES = {"loss": "training loss", "last_loss": "training loss (last tenth)", "mean_loss": "training loss (mean)"}
-# Of each measured quantity its label, and what is drawn of its values (trials, steps, layers) at each step.
-QUANTITIES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "updates": ("maximal-update learning rate", lambda values: np.median(values.mean(axis=-1), axis=0) ** -0.5),
-    "sharpness": ("sharpness", lambda values: values[:, :, 0].mean(axis=0)),
-    "kernels": ("movement of the last feature kernel", lambda values: values[:, :, -1].mean(axis=0)),
-    "noise_scale": ("gradient noise scale in examples", lambda values: np.median(values[:, :, 0], axis=0)),
-}
 POINTS = 200  # most points of a line over the steps of training
 
 
@@ -160,9 +155,10 @@ def _over_steps(block: words.Block, learning: LearningCurves) -> Iterator[Pictur
     axis, at = block[0].axis, f"at each {_size(block[0])}, with the smallest one's best learning rate"
     title = f"Training loss {at}"
     yield from _lines(block, f"curves_over_{axis}", title, "training loss", partial(_loss, learning))
-    for quantity, (label, _) in QUANTITIES.items():
+    for quantity, quantified in QUANTITIES.items():
         if quantity in learning.quantities:
-            title, mark = f"{label[0].upper()}{label[1:]} {at}", partial(_measured, learning, quantity)
+            label, mark = quantified.label, partial(_measured, learning, quantity)
+            title = f"{label[0].upper()}{label[1:]} {at}"
             level = _stability if quantity == "sharpness" else lambda c: None
             yield from _lines(block, f"{quantity}_over_{axis}", title, label, mark, level)
 
@@ -198,13 +194,13 @@ def _loss(learning: LearningCurves, c: TransferCurve, size: float) -> Mark | Non
     return Mark("line", loss.index[window - 1 :].to_numpy()[::stride], smooth[::stride])
 
 
-def _measured(learning: LearningCurves, quantity: str, c: TransferCurve, size: float) -> Mark | None:
+def _measured(learning: LearningCurves, quantity: Quantity, c: TransferCurve, size: float) -> Mark | None:
     measured = learning.measured(quantity, c.carried(size))
     if measured is None:
         return None
     steps, values = measured
     with np.errstate(divide="ignore"):
-        series = QUANTITIES[quantity][1](values)
+        series = QUANTITIES[quantity].drawn(values)
     return Mark("line", steps[series > 0], series[series > 0])  # kernels have not moved at the start
 
 

@@ -2,7 +2,7 @@
 
 from depthmup.train.devices import BatchOverDevices, StateOverDevices, TrialsOverDevices
 from depthmup.train.loop import TrialLoop
+from depthmup.train.step import Hyper, TrainState
 from depthmup.train.task import Task
-from depthmup.train.trainable import Hyper, TrainState
 
 __all__ = ["BatchOverDevices", "Hyper", "StateOverDevices", "Task", "TrainState", "TrialLoop", "TrialsOverDevices"]

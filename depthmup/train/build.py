@@ -12,11 +12,11 @@ import numpy as np
 
 from depthmup.data import Batches, load
 from depthmup.models import MODELS
-from depthmup.recipe import Recipe
 from depthmup.rules.batch_rules import Run
 from depthmup.settings import Settings, SettingsError
+from depthmup.train.step import Hyper
 from depthmup.train.task import Task
-from depthmup.train.trainable import Hyper
+from depthmup.training_settings import Recipe
 
 # JAX finds a compiled program by its function object. Bound methods of two equal tasks are different functions, so
 # equal tasks must be one object to share programs.

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 import jax
 
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
-from depthmup.recipe import Recipe
 from depthmup.settings import Settings
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
+from depthmup.train.step import FOREVER, Batch, Hyper, TrainState
 from depthmup.train.task import Task
-from depthmup.train.trainable import FOREVER, Batch, Hyper, TrainState
+from depthmup.training_settings import Recipe
 
 
 def check_optimizer(

@@ -10,8 +10,8 @@ import numpy as np
 from depthmup.rules.specs import PyTree
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.loop import Reader, TrialLoop
+from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop, Stopped
-from depthmup.train.trainable import Hyper
 
 SAVE, STOP = 1, 2  # what `Hooks.asked` may ask for
 

@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import jaxprs_in_params
 
 from depthmup.models.convolution import conv_p
-from depthmup.train.trainable import Hyper, Trainable
+from depthmup.train.step import Hyper, Trainable
 
 
 def count(function: Callable[..., Any], *arguments: Any) -> float:

@@ -21,7 +21,7 @@ from depthmup.data.pipeline import part_of
 from depthmup.rules.specs import PyTree
 from depthmup.train.devices import Placement
 from depthmup.train.divergence import NEVER, diverged, going
-from depthmup.train.trainable import FOREVER, Batch, Hyper, Trainable, TrainState
+from depthmup.train.step import FOREVER, Batch, Hyper, Trainable, TrainState
 
 Report = Callable[[int, dict[str, np.ndarray]], None]
 CHUNK = 64  # largest number of steps in one call of a program

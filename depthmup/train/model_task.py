@@ -13,13 +13,13 @@ import optax
 from depthmup.data.batch_checks import NOT_COMPILED, UNTRACED, no_loss, shapes_of
 from depthmup.reading.audit import InitAudit
 from depthmup.reading.frameworks import Model
-from depthmup.recipe import Recipe
 from depthmup.rules.optim import OTHERS, after_clipping, divisor, families_of, from_factors, shifted, stored_divided
 from depthmup.rules.parameterization import LeafFactors, Parameterization
 from depthmup.rules.specs import PyTree, leaves_of, rescaling, shift
 from depthmup.rules.specs import factors as leaf_factors
 from depthmup.settings import SettingsError
-from depthmup.train.trainable import Average, Batch, Evaluation, Hyper, Trainable, TrainState
+from depthmup.train.step import Average, Batch, Evaluation, Hyper, Trainable, TrainState
+from depthmup.training_settings import Recipe
 
 Loss = Callable[[Any, Any], jax.Array]
 

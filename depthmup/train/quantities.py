@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from depthmup.measure import feature_kernels, kernel_movement, sharpness, update_sizes
 from depthmup.measure.noise_scale import in_training
@@ -15,11 +16,10 @@ from depthmup.rules.parameterization import FAMILIES
 from depthmup.rules.specs import PyTree
 from depthmup.settings import Quantity
 from depthmup.train.loop import Measurement
+from depthmup.train.step import Batch, Hyper, Trainable, TrainState
 from depthmup.train.task import Task
-from depthmup.train.trainable import Batch, Hyper, Trainable, TrainState
 
 NOISE_PARTS, NOISE_PART = 32, 16  # the noise scale is measured on so many parts of so many examples
-COSTS = {"updates": 1.5, "sharpness": 40.0, "kernels": 2.0}  # of a measurement, in training steps
 
 
 def update_profile(task: Task) -> Callable[[TrainState, Batch, Hyper], jax.Array]:
@@ -65,25 +65,47 @@ def _noise_scale(task: Trainable, state: TrainState, batch: Batch, hyper: Hyper)
     return in_training(gradient, batch, NOISE_PARTS)[None]
 
 
-QUANTITIES: dict[Quantity, Callable[[Task, TrainState, Batch, Hyper], jax.Array]] = {
-    "updates": _updates,
-    "sharpness": _sharpness,
-    "kernels": _kernels,
-    "noise_scale": _noise_scale,
+class Quantified(NamedTuple):
+    """How a quantity is measured and drawn.
+
+    measure: (task, state, batch, hyper) -> array. cost: of one measurement, in training steps; None: of a batch of
+    NOISE_PARTS parts. label: of its axis. drawn: values (trials, points, numbers) -> (points,), the line of a size.
+    """
+
+    measure: Callable[[Any, TrainState, Batch, Hyper], jax.Array]
+    cost: float | None
+    label: str
+    drawn: Callable[[np.ndarray], np.ndarray]
+
+
+QUANTITIES: dict[Quantity, Quantified] = {
+    "updates": Quantified(
+        _updates,
+        1.5,
+        "maximal-update learning rate",
+        lambda values: np.median(values.mean(axis=-1), axis=0) ** -0.5,
+    ),
+    "sharpness": Quantified(_sharpness, 40.0, "sharpness", lambda values: values[:, :, 0].mean(axis=0)),
+    "kernels": Quantified(
+        _kernels, 2.0, "movement of the last feature kernel", lambda values: values[:, :, -1].mean(axis=0)
+    ),
+    "noise_scale": Quantified(
+        _noise_scale, None, "gradient noise scale in examples", lambda values: np.median(values[:, :, 0], axis=0)
+    ),
 }
 
 
 def measurement(task: Any, names: Sequence[Quantity], batch: Callable[[int], Batch], batch_size: int) -> Measurement:
     """What measures the named quantities (sweep.measure) on a fixed batch. batch: number of examples -> a batch."""
-    batches = {name: batch(NOISE_PARTS * NOISE_PART if name == "noise_scale" else batch_size) for name in names}
+    batches = {name: batch(batch_size if QUANTITIES[name].cost else NOISE_PARTS * NOISE_PART) for name in names}
     return Measurement(functools.partial(measured, task), batches)
 
 
 def cost_of_measuring(name: Quantity, batch_size: int) -> float:
     """The cost of measuring a quantity once, in training steps of this batch size."""
-    return NOISE_PARTS * NOISE_PART / batch_size if name == "noise_scale" else COSTS[name]
+    return QUANTITIES[name].cost or NOISE_PARTS * NOISE_PART / batch_size
 
 
 def measured(task: Any, state: TrainState, hyper: Hyper, batches: Mapping[Quantity, Batch]) -> dict[str, jax.Array]:
     """{name: array} of the quantities for which there is a batch."""
-    return {name: QUANTITIES[name](task, state, batch, hyper) for name, batch in batches.items()}
+    return {name: QUANTITIES[name].measure(task, state, batch, hyper) for name, batch in batches.items()}

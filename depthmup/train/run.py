@@ -28,8 +28,8 @@ from depthmup.train.divergence import NEVER, finite
 from depthmup.train.drive import Hooks, drive
 from depthmup.train.log import RunLog
 from depthmup.train.loop import TrialLoop, ends
+from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop
-from depthmup.train.trainable import Hyper
 from depthmup.train.workdir import Workdir, WorkdirError
 
 Say = Callable[[str], None]

@@ -14,11 +14,11 @@ import optax
 from depthmup.losses import of_examples
 from depthmup.models import GPT, Model, model_specs, states
 from depthmup.models.specs import UNIT
-from depthmup.recipe import Recipe
 from depthmup.rules.optim import DEFAULTS, OPTIONS, after_clipping, family_of, from_factors
 from depthmup.rules.parameterization import ForwardFactors, Parameterization
 from depthmup.rules.specs import factors as leaf_factors
-from depthmup.train.trainable import FOREVER, Average, Batch, Evaluation, Hyper, Trainable, TrainState
+from depthmup.train.step import FOREVER, Average, Batch, Evaluation, Hyper, Trainable, TrainState
+from depthmup.training_settings import Recipe
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike

@@ -12,7 +12,6 @@ import jax
 from depthmup.data.feed import Feed
 from depthmup.fit import chain_path_sum
 from depthmup.losses import LOSSES
-from depthmup.recipe import Recipe
 from depthmup.rules.optim import OPTIONS, family_of
 from depthmup.rules.parameterization import TABLES
 from depthmup.settings import (
@@ -35,8 +34,9 @@ from depthmup.settings import (
 from depthmup.train.build import batches_of, check_split, examples, hyper_of, identity_of_data, steps_of, task_of
 from depthmup.train.loop import Measurement
 from depthmup.train.quantities import measurement, update_profile
+from depthmup.train.step import Hyper
 from depthmup.train.task import Task
-from depthmup.train.trainable import Hyper
+from depthmup.training_settings import Recipe
 from depthmup.trials import axes
 from depthmup.trials.study import SCHEMA, Axis, Point, Size, Study, of_sizes
 

@@ -15,7 +15,7 @@ from depthmup.measure.sharpness import ITERATIONS
 from depthmup.train import flops
 from depthmup.train.devices import Layout, trial_layout
 from depthmup.train.quantities import cost_of_measuring
-from depthmup.train.trainable import FOREVER, Hyper, Trainable
+from depthmup.train.step import FOREVER, Hyper, Trainable
 from depthmup.trials.group import LOG_EVERY, Runner, hypers_of
 from depthmup.trials.plan import Group
 from depthmup.trials.study import Study, Trial

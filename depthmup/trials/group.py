@@ -23,8 +23,8 @@ from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import Placement, StateOverDevices, TrialsOverDevices
 from depthmup.train.drive import Hooks, drive
 from depthmup.train.loop import TrialLoop, ends
+from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop
-from depthmup.train.trainable import Hyper
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.history import History, measured_after
 from depthmup.trials.plan import Group

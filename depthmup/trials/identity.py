@@ -19,7 +19,7 @@ from depthmup.data.user_feed import digest_of
 from depthmup.files import first_difference
 from depthmup.rules.specs import PyTree, flatten_shapes, starred
 from depthmup.train.model_task import ModelTask, Traced
-from depthmup.train.trainable import Batch, Hyper
+from depthmup.train.step import Batch, Hyper
 
 HASHES = "hashes"  # entry of an identity: {where, or "": {what, in words: hash}}
 NEWER = ("jax", "overrides", HASHES)  # entries that the first workdirs of `m.sweep` do not have

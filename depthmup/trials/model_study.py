@@ -19,7 +19,6 @@ from depthmup.data.user_feed import UserFeed, digest_of
 from depthmup.names import short
 from depthmup.reading.audit import InitAudit
 from depthmup.reading.frameworks import Model, as_returned
-from depthmup.recipe import Recipe
 from depthmup.rules.batch_rules import Run
 from depthmup.rules.optim import OPTIONS
 from depthmup.rules.parameterization import Parameterization
@@ -36,7 +35,8 @@ from depthmup.settings import (
 from depthmup.train.loop import Measurement
 from depthmup.train.model_task import Loss, ModelTask, Traced, hyper_of, traced
 from depthmup.train.quantities import measurement
-from depthmup.train.trainable import Hyper
+from depthmup.train.step import Hyper
+from depthmup.training_settings import Recipe
 from depthmup.trials.identity import HASHES, Hashes, Programs, of_factors, of_loss, of_optimizer, programs
 from depthmup.trials.plan import combinations
 from depthmup.trials.study import SCHEMA, Axis, Point, Row, Size, Study, of_sizes

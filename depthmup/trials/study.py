@@ -18,7 +18,7 @@ from depthmup.data.feed import Feed
 from depthmup.files import digest
 from depthmup.settings import LEARNING_RATE, CheckpointSettings, ParallelSettings, Quantity, SweepSettings, column
 from depthmup.train.loop import Measurement
-from depthmup.train.trainable import Hyper, Trainable
+from depthmup.train.step import Hyper, Trainable
 
 COMPLEMENTS = ("optimizer.momentum", "optimizer.b1", "optimizer.b2")  # x is judged as 1 - x: one over a number of steps
 SCHEMA = 4  # version of the results: raise it when the same settings give other results than before

@@ -26,7 +26,6 @@ from depthmup.fit.curve import POINTS
 from depthmup.fit.thresholds import MARGIN
 from depthmup.fit.transfer import margin_of
 from depthmup.names import FINITE, POSITIVE, Range, at_least_one, floats, listed, short, unknown
-from depthmup.recipe import Recipe
 from depthmup.report.result import SweepResult
 from depthmup.rules.batch_rules import Run
 from depthmup.rules.optim import OPTIONS, check_numbers
@@ -46,6 +45,7 @@ from depthmup.settings import (
 )
 from depthmup.sweep import run
 from depthmup.train.model_task import Loss
+from depthmup.training_settings import Recipe
 from depthmup.trials.engine import cost
 from depthmup.trials.identity import settings
 from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Training

@@ -52,7 +52,7 @@ def measured(settings: Settings) -> dict[str, Any]:
         warnings.simplefilter("ignore", UserWarning)
         calibration = calibrate(dataclasses.replace(settings, sweep=sweep))
     task, batch = task_of(settings), examples(batches_of(settings), settings.data.batch_size)
-    sharpness = jax.jit(lambda hyper, batch: QUANTITIES["sharpness"](task, task.init(hyper), batch, hyper)[0])
+    sharpness = jax.jit(lambda hyper, batch: QUANTITIES["sharpness"].measure(task, task.init(hyper), batch, hyper)[0])
     trials = [dataclasses.replace(settings, seed=settings.seed + seed) for seed in range(SEEDS)]
     edges = [float(np.log2(2 / sharpness(hyper_of(trial).arrays(), batch))) for trial in trials]
     return {

@@ -17,12 +17,12 @@ import numpy as np
 import optax
 
 from depthmup.models.layers import batch_axis
-from depthmup.recipe import Recipe
 from depthmup.rules.parameterization import ForwardFactors, LeafFactors
 from depthmup.rules.specs import group, is_spec, shift
 from depthmup.schedules import multiplier
 from depthmup.train.devices import split_state
 from depthmup.train.divergence import NEVER, finite, going
+from depthmup.training_settings import Recipe
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, PyTree
