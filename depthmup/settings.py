@@ -158,6 +158,13 @@ class OptimizerSettings:
         traced=True,
     )
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All but the learning rate. One that is left at its default in a config is that of the optimizer's row."""
+        usual = OPTIMIZERS[self.name].numbers
+        values = {name: getattr(self, name) for name in DEFAULTS}
+        return {name: usual[name] if value == DEFAULTS[name] else value for name, value in values.items()}
+
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
@@ -246,7 +253,7 @@ class SweepSettings:
     batch_sizes: tuple[int, ...] = key((), "at data.batch_size else, and as many epochs: fewer steps if larger", low=1)
     epochs: tuple[float, ...] = key((), "lengths of training at data.batch_size; at `epochs` else", positive=True)
     log2_learning_rates: Mapping[str, tuple[float, float]] = key(
-        {"sgd": (-8.0, 1.0), "momentum": (-11.0, -2.0), "adam": (-12.0, -3.0), "adamw": (-12.0, -3.0)},
+        {name: row.grid for name, row in OPTIMIZERS.items()},
         "the lowest and the highest learning rate of each optimizer",
         **LOG2,
     )
@@ -270,7 +277,7 @@ class SweepSettings:
 class CheckSettings:
     optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
     log2_learning_rates: Mapping[str, float] = key(
-        {"sgd": -10.0, "momentum": -12.0, "adam": -10.0, "adamw": -10.0}, "small: saturation hides slopes", **LOG2
+        {name: row.check for name, row in OPTIMIZERS.items()}, "small: saturation hides slopes", **LOG2
     )
     widths: tuple[int, ...] = key((64, 128, 256, 512), "", **SIZE)
     depths: tuple[int, ...] = key((4, 8, 16, 32, 64), "", **SIZE)

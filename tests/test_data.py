@@ -5,8 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from depthmup.data import NONE, Batches, Split, batch_indices, checked, digits, load, steps_per_epoch
+from depthmup.data import NONE, Batches, Split, batch_indices, catalog, checked, digits, load, names, steps_per_epoch
 from depthmup.data.dataset import held_out
+from depthmup.train.build import hyper_of, task_of
+from tests import tiny
 
 
 def test_digits():
@@ -37,6 +39,24 @@ def test_bad_data_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             checked(dataset._replace(train=split))
+
+
+def test_a_row_is_all_that_a_data_set_needs(tmp_path, monkeypatch):
+    """Also one that needs a folder: the arguments of its function are the keys that it takes."""
+
+    def mine(data_dir=None, image_size=None):
+        assert (data_dir, image_size) == (str(tmp_path), 8)
+        return load("digits")
+
+    monkeypatch.setitem(catalog.CATALOG, "mine", mine)
+    assert "mine" in names()
+    settings = tiny.settings(data__name="mine", data__data_dir=str(tmp_path), data__image_size=8)
+    assert task_of(settings).model.outputs == 10
+    assert hyper_of(settings).steps == 11
+    with pytest.raises(ValueError, match=r"data\.context is for text, tokens, not for mine: leave it unset"):
+        load("mine", str(tmp_path), 8, context=4)
+    with pytest.raises(ValueError, match=r"data\.image_size is for patches, .*, mine, not for digits"):
+        load("digits", image_size=8)
 
 
 def test_held_out_is_a_fixed_tenth():

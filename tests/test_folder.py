@@ -297,7 +297,7 @@ def test_verify_reads_files_that_look_unchanged(uncompressed, monkeypatch):
     assert verified.digest != first.digest
     assert pixels.tobytes() in {i.tobytes() for split in verified[:3] for i in split.inputs}
     assert load(uncompressed).digest == verified.digest
-    with pytest.raises(ValueError, match=r"data.verify is for a folder of images, not for digits"):
+    with pytest.raises(ValueError, match=r"data.verify is for folder, not for digits"):
         data.load("digits", verify=True)
 
 

@@ -37,6 +37,7 @@ BRANCHES: dict[str, str | dict[str, str]] = {
     "examples/linen_vit.py": "several",
     "examples/nnx_gpt.py": "several",
     "examples/sweep_your_model.py": "one",
+    "examples/train_by_hand.py": "several",
     "examples/tunix_sft.py": "several",
 }
 # Configs with the rule of a paper's figure, and those whose default optimizer, SGD, has no answer or whose table in

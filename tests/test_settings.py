@@ -1,5 +1,7 @@
 """Each mistake in a config is one line that names the key and the way out."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,13 @@ def test_settings_errors(overrides, message):
         tiny.settings(**overrides)
 
 
+def test_a_row_is_all_that_an_optimizer_needs():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.new_optimizers"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "as they should be\n", done.stderr
+
+
 def test_missing_key():
     config = tiny.config()
     del config["model"]["width"]
@@ -150,7 +159,7 @@ def test_integers_are_numbers():
         ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
         (
             {"data__image_size": 32},
-            "data.image_size is for patches, folders and what does not fit in memory, not for digits",
+            "data.image_size is for patches, folder, cifar10, .*, not for digits: leave it unset",
         ),
         ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),
     ],

@@ -101,8 +101,8 @@ def test_text_that_is_on_every_machine():
         (dict(data_dir="{tmp}/binary"), "picture.png is no text, it has a zero byte: move it out of data.data_dir"),
         (dict(data_dir="{tmp}/short.txt", context=9), "has 99 bytes, and needs 100 or more, ten windows of"),
         (dict(image_size=32), "data.image_size is for patches, .*, not for text"),
-        (dict(name="digits", context=9), "data.context is for text and tokens, not for digits: leave it unset"),
-        (dict(name="blank:cifar10", context=9), "data.context is for text and tokens, not for blank:cifar10"),
+        (dict(name="digits", context=9), "data.context is for text, tokens, not for digits: leave it unset"),
+        (dict(name="blank:cifar10", context=9), "data.context is for text, tokens, not for blank:cifar10"),
     ],
 )
 def test_what_is_no_text(options, message, tmp_path):

@@ -1,20 +1,34 @@
-"""Data sets by name. One that needs no folder is added by a row of the table."""
+"""Data sets by name. One is added by a row of the table."""
 
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 from depthmup.data import digits, folder, images, patches, text, tokens
 from depthmup.data.dataset import Dataset, checked
 from depthmup.names import unknown
 
-# Data sets that come inside scikit-learn and scikit-image; the others (`images.TFDS`) are read from disk.
-EMBEDDED = {"digits": digits.load, "patches": patches.load}
+# The arguments of a function are the keys of config.data that its data set takes.
+CATALOG: dict[str, Callable[..., Dataset]] = {
+    "digits": digits.load,
+    "patches": patches.load,
+    "folder": folder.load,
+    "text": text.load,
+    "tokens": tokens.load,
+    **{name: functools.partial(images.load, name) for name in images.TFDS},
+}
 
 
 def names() -> tuple[str, ...]:
     """The names of all data sets."""
-    return (*EMBEDDED, "folder", "text", "tokens", *images.TFDS)
+    return tuple(CATALOG)
+
+
+def _takes(loader: Callable[..., Dataset]) -> tuple[str, ...]:
+    return tuple(inspect.signature(loader).parameters)
 
 
 @functools.lru_cache(maxsize=2)
@@ -30,8 +44,7 @@ def load(
     """The data set `name`; the same object for the same arguments.
 
     Args:
-      name: digits, patches, folder, text, tokens, a data set of TFDS (images.TFDS), or blank: before one of those
-        (images.blank).
+      name: one of CATALOG, or blank: before a data set of TFDS (images.blank).
       data_dir: the folder of images; the file or folder of text, None: NumPy's docstrings (text.load); the folder of
         tokens (tokens.load), None: the Python sources of the pinned packages (python_sources.folder), made if they are
         not there; or the folder of the TFDS data sets, None: ~/tensorflow_datasets.
@@ -45,26 +58,18 @@ def load(
     Raises ValueError for an unknown name (the message has the nearest one and all), a data set that is not prepared
     (the message has the command that prepares it), or a bad split.
     """
-    if context and name not in ("text", "tokens"):
-        raise ValueError(f"data.context is for text and tokens, not for {name}: leave it unset")
-    if vocabulary and name != "tokens":
-        raise ValueError(f"data.vocabulary is for tokens, not for {name}: leave it unset")
-    if verify and name != "folder":
-        raise ValueError(f"data.verify is for a folder of images, not for {name}: leave it False")
-    if name.startswith(images.BLANK) and name.removeprefix(images.BLANK) in images.TFDS:
-        return checked(images.blank(name.removeprefix(images.BLANK), image_size))
-    if name not in names():
-        raise ValueError(f"data.name: {unknown('data set', name, names())}")
-    if name == "patches":
-        return checked(patches.load(image_size))
-    if name in (*EMBEDDED, "text", "tokens"):
-        if image_size:
-            raise ValueError(f"data.image_size is for patches, folders and what does not fit in memory, not for {name}")
-        if name == "tokens":
-            from depthmup.data.python_sources import folder as python_sources
-
-            return checked(tokens.load(data_dir or str(python_sources()), context, vocabulary))
-        return checked(EMBEDDED[name]() if name in EMBEDDED else text.load(data_dir, context))
-    if name == "folder":
-        return checked(folder.load(data_dir, image_size, skip_corrupt, verify))
-    return checked(images.load(name, data_dir, image_size, skip_corrupt))
+    blank = name.removeprefix(images.BLANK)
+    if blank != name and blank in images.TFDS:
+        loader: Callable[..., Dataset] = functools.partial(images.blank, blank)
+    elif name in CATALOG:
+        loader = CATALOG[name]
+    else:
+        raise ValueError(f"data.name: {unknown('data set', name, CATALOG)}")
+    values: dict[str, Any] = {"image_size": image_size, "context": context, "verify": verify, "vocabulary": vocabulary}
+    for key, value in values.items():
+        if value and key not in _takes(loader):
+            others = [other for other, of_other in CATALOG.items() if key in _takes(of_other)]
+            raise ValueError(f"data.{key} is for {', '.join(others)}, not for {name}: leave it unset")
+    # A sweep over data sets has one folder for all: one that takes none leaves it.
+    values |= {"data_dir": data_dir, "skip_corrupt": skip_corrupt}
+    return checked(loader(**{key: values[key] for key in _takes(loader)}))

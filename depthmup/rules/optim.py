@@ -27,6 +27,7 @@ from depthmup.rules.specs import factors as leaf_factors
 
 Decay = Literal["uncoupled", "coupled"]
 ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+MUON = {"momentum": 0.95, "nesterov": True, **ADAM}
 DEFAULTS = {"momentum": 0.9, **ADAM, "weight_decay": 0.0}  # of the numbers of a config's optimizer
 TINY = 1e-30  # the least norm that is divided by
 SHARE = Range(low=0, high=1)  # of an average that is kept at each step
@@ -49,6 +50,7 @@ class Optimizer(NamedTuple):
       the update is the gradient.
     rest: the family of all leaves but the hidden weights, if these alone have `family`.
     sphere: the matrices of hidden weights keep their Frobenius norm (hyperball optimization, Wen et al. 2025).
+    grid, check: log2 of learning rates: the ends of a sweep's grid, and the small one of a coordinate check.
     """
 
     family: FamilyName
@@ -56,6 +58,13 @@ class Optimizer(NamedTuple):
     direction: Callable[..., optax.GradientTransformation] | None
     rest: FamilyName | None = None
     sphere: bool = False
+    grid: tuple[float, float] = (-12.0, -3.0)
+    check: float = -10.0
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numbers of a config's optimizer: DEFAULTS, but for the defaults of its own options."""
+        return {name: self.options.get(name, default) for name, default in DEFAULTS.items()}
 
 
 def _adam(specs: PyTree, **options: Any) -> optax.GradientTransformation:
@@ -129,23 +138,28 @@ def _back_to_the_sphere(u: jax.Array, w: jax.Array, norm: Norm) -> jax.Array:
 
 
 OPTIMIZERS: dict[str, Optimizer] = {  # that a config may name
-    "sgd": Optimizer("sgd", {}, None),
+    "sgd": Optimizer("sgd", {}, None, grid=(-8.0, 1.0)),
     "momentum": Optimizer(
         "sgd",
         {"momentum": DEFAULTS["momentum"], "nesterov": False},
         lambda specs, momentum, nesterov: optax.trace(momentum, nesterov),
+        grid=(-11.0, -2.0),
+        check=-12.0,
     ),
     "adam": Optimizer("adam", ADAM, _adam),
     "adamw": Optimizer("adam", ADAM, _adam),
 }
 OTHERS: dict[str, Optimizer] = {
-    "lion": Optimizer("adam", {"b1": 0.9, "b2": 0.99}, lambda specs, b1, b2: optax.scale_by_lion(b1, b2)),
-    "adafactor": Optimizer("adafactor", {}, _adafactor),
-    "muon": Optimizer("muon", {"momentum": 0.95, "nesterov": True, **ADAM}, _muon, rest="adam"),
-    "muonh": Optimizer("muon", {"momentum": 0.95, "nesterov": True, **ADAM}, _muon, rest="adam", sphere=True),
-    "adamh": Optimizer("adafactor", ADAM, _adam, rest="adam", sphere=True),
+    "lion": Optimizer(
+        "adam", {"b1": 0.9, "b2": 0.99}, lambda specs, b1, b2: optax.scale_by_lion(b1, b2), grid=(-15.0, -6.0)
+    ),
+    "adafactor": Optimizer("adafactor", {}, _adafactor, grid=(-10.0, -1.0)),
+    "muon": Optimizer("muon", MUON, _muon, rest="adam", grid=(-10.0, -1.0)),
+    "muonh": Optimizer("muon", MUON, _muon, rest="adam", sphere=True, grid=(-10.0, -1.0)),
+    "adamh": Optimizer("adafactor", ADAM, _adam, rest="adam", sphere=True, grid=(-10.0, -1.0)),
 }
 OPTIONS = {name: row.options for name, row in (OPTIMIZERS | OTHERS).items()}
+GRIDS = {name: row.grid for name, row in (OPTIMIZERS | OTHERS).items()}
 
 
 def _row(name: str) -> Optimizer:
@@ -158,6 +172,12 @@ def _row(name: str) -> Optimizer:
 def family_of(name: str) -> FamilyName:
     """The family of an optimizer, of "muon" that of the hidden weights. Raises ValueError for an unknown optimizer."""
     return _row(name).family
+
+
+def looks_at_weights(name: str | None) -> bool:
+    """Whether an optimizer takes the weights of the form "mup" alone: Adafactor's root mean square and Muon's singular
+    values are those of a whole leaf, of which another form may store some entries times a factor. None: another one."""
+    return name is not None and (name in OTHERS or _row(name).family not in ("sgd", "adam"))
 
 
 def keeps_norm(name: str) -> bool:
@@ -251,9 +271,7 @@ def optimizer(
     check_parameterization(p)
     options = {"momentum": momentum, "nesterov": nesterov, "b1": b1, "b2": b2, "eps": eps}
     chosen = {key: value for key, value in options.items() if value is not None}
-    # Adafactor's root mean square and Muon's singular values are those of a whole leaf, of which a form may have stored
-    # only some entries times a factor.
-    applied = p.in_form("mup") if name in OTHERS else p
+    applied = p.in_form("mup") if looks_at_weights(name) else p
 
     def tx_of(specs: PyTree) -> optax.GradientTransformation:
         factors = leaf_factors(applied, specs, families_of(name, specs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -100,7 +99,7 @@ def run_of(settings: Settings) -> Run | None:
 def optimizer_of(settings: Settings) -> dict[str, Any]:
     """The optimizer's hyperparameters at the batch size and the steps of this training. Raises SettingsError for what
     the batch_rule does not allow."""
-    values = {k: v for k, v in dataclasses.asdict(settings.optimizer).items() if k != "name"}
+    values = {"learning_rate": settings.optimizer.learning_rate, **settings.optimizer.numbers}
     run = run_of(settings)
     try:
         return run.scaled(settings.optimizer.name, values) if run else values

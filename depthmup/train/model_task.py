@@ -13,7 +13,15 @@ import optax
 from depthmup.data.batch_checks import NOT_COMPILED, UNTRACED, no_loss, shapes_of
 from depthmup.reading.audit import InitAudit
 from depthmup.reading.frameworks import Model
-from depthmup.rules.optim import OTHERS, after_clipping, divisor, families_of, from_factors, shifted, stored_divided
+from depthmup.rules.optim import (
+    after_clipping,
+    divisor,
+    families_of,
+    from_factors,
+    looks_at_weights,
+    shifted,
+    stored_divided,
+)
 from depthmup.rules.parameterization import LeafFactors, Parameterization
 from depthmup.rules.specs import PyTree, leaves_of, rescaling, shift
 from depthmup.rules.specs import factors as leaf_factors
@@ -51,7 +59,7 @@ class ModelTask(Trainable):
             tx = from_factors(
                 hyper.factors, self.optimizer, learning_rate, specs=self.specs, **{**hyper.optimizer, **self.options}
             )
-            if hyper.divisor is not None and self.optimizer in OTHERS:
+            if hyper.divisor is not None and looks_at_weights(self.optimizer):
                 tx = stored_divided(hyper.divisor, tx)
             tx = shifted(shift(self.specs, hyper.factors.init), tx)
         else:
@@ -119,7 +127,7 @@ def hyper_of(
         factors = LeafFactors(init, (), (), (), ())  # type: ignore[arg-type]
     else:
         # As in `dm.optimizer`: these look at whole weights, of which a form may store some entries times a factor.
-        form = p.in_form("mup") if optimizer in OTHERS else p
+        form = p.in_form("mup") if looks_at_weights(optimizer) else p
         factors = leaf_factors(form, specs, families_of(optimizer, specs))._replace(init=init)
     spec = leaves_of(specs)[0]
     return Hyper(
@@ -131,7 +139,7 @@ def hyper_of(
         label_noise=0.0,
         forward=p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim),
         factors=factors,
-        divisor=divisor(p, specs) if (clips or optimizer in OTHERS) and p.form != "mup" else None,
+        divisor=divisor(p, specs) if (clips or looks_at_weights(optimizer)) and p.form != "mup" else None,
     )
 
 

@@ -14,7 +14,7 @@ import optax
 from depthmup.losses import of_examples
 from depthmup.models import GPT, Model, model_specs, states
 from depthmup.models.specs import UNIT
-from depthmup.rules.optim import DEFAULTS, OPTIONS, after_clipping, family_of, from_factors
+from depthmup.rules.optim import OPTIMIZERS, after_clipping, families_of, from_factors
 from depthmup.rules.parameterization import ForwardFactors, Parameterization
 from depthmup.rules.specs import factors as leaf_factors
 from depthmup.train.step import FOREVER, Average, Batch, Evaluation, Hyper, Trainable, TrainState
@@ -37,7 +37,7 @@ class Task(Trainable):
     """One model on inputs of one shape, one optimizer and one recipe: everything that a program is compiled for.
 
     input_shape: shape of one example.
-    optimizer: "sgd", "momentum", "adam" or "adamw".
+    optimizer: a name of `optim.OPTIMIZERS`.
     """
 
     model: Model
@@ -64,18 +64,18 @@ class Task(Trainable):
         """The hyperparameters of one trial under a parameterization.
 
         p: its base_depth is in the unit of the model's depth.
-        optimizer: values of `Hyper.optimizer` that differ from the defaults (`optim.DEFAULTS`).
+        optimizer: values of `Hyper.optimizer` that differ from the defaults of its row (`optim.OPTIMIZERS`).
         """
         p = self.counting_blocks(p)
         return Hyper(
             seed=seed,
             learning_rate=learning_rate,
-            optimizer={**DEFAULTS, **optimizer},
+            optimizer={**OPTIMIZERS[self.optimizer].numbers, **optimizer},
             steps=steps,
             warmup=warmup,
             label_noise=label_noise,
             forward=p.forward_factors(width=self.model.width, depth=self.model.depth, head_dim=self.model.head_dim),
-            factors=leaf_factors(p, self.specs, family_of(self.optimizer)),
+            factors=leaf_factors(p, self.specs, families_of(self.optimizer, self.specs)),
         )
 
     def counting_blocks(self, p: Parameterization) -> Parameterization:
@@ -83,9 +83,9 @@ class Task(Trainable):
         return dataclasses.replace(p, blocks=self.model.block_count)
 
     def transformation(self, hyper: Hyper, learning_rate: Any) -> optax.GradientTransformation:
-        used = (*OPTIONS[self.optimizer], "weight_decay")
+        used = (*OPTIMIZERS[self.optimizer].options, "weight_decay")
         options = {key: value for key, value in hyper.optimizer.items() if key in used}
-        chain = from_factors(hyper.factors, self.optimizer, learning_rate, **options)
+        chain = from_factors(hyper.factors, self.optimizer, learning_rate, specs=self.specs, **options)
         return after_clipping(self.recipe.clip, chain)
 
     def loss(

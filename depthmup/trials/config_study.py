@@ -52,7 +52,8 @@ class ConfigPoint(Point):
 
     @functools.cached_property
     def leaves(self) -> Mapping[str, Any]:  # type: ignore[override]
-        return flat(self.settings)
+        numbers = self.settings.optimizer.numbers
+        return flat(self.settings) | {f"optimizer.{name}": value for name, value in numbers.items()}
 
     @functools.cached_property
     def program(self) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ from depthmup.fit.transfer import margin_of
 from depthmup.names import FINITE, POSITIVE, Range, at_least_one, floats, listed, short, unknown
 from depthmup.report.result import SweepResult
 from depthmup.rules.batch_rules import Run
-from depthmup.rules.optim import OPTIONS, check_numbers
+from depthmup.rules.optim import GRIDS, OPTIONS, check_numbers
 from depthmup.rules.parameterization import Parameterization
 from depthmup.schedules import SCHEDULES
 from depthmup.settings import (
@@ -52,15 +52,6 @@ from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike,
 from depthmup.trials.study import Axis, Size
 from depthmup.trials.workers import RETRIES
 
-# log2 of the lowest and the highest learning rate of a grid that nobody gave.
-GRIDS: dict[str, tuple[float, float]] = {
-    **SweepSettings().log2_learning_rates,
-    "lion": (-15.0, -6.0),
-    "adafactor": (-10.0, -1.0),
-    "muon": (-10.0, -1.0),
-    "muonh": (-10.0, -1.0),
-    "adamh": (-10.0, -1.0),
-}
 AROUND = 2.5  # octaves to either side of a first guess; the search goes on from there
 LOOKED_AT = 4  # batches with odd numbers whose loss is computed
 LearningRates = Sequence[float] | float | None

@@ -22,7 +22,7 @@ from depthmup.names import POSITIVE, at_least_one, short, unknown
 from depthmup.report.large_run import sweep_law
 from depthmup.report.result import SweepResult
 from depthmup.rules.batch_rules import Run
-from depthmup.rules.optim import OPTIONS, family_of
+from depthmup.rules.optim import GRIDS, OPTIONS, family_of
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, put, value_of
 from depthmup.train.build import run_of
 from depthmup.train.devices import trial_layout
@@ -32,7 +32,7 @@ from depthmup.trials.model_study import ModelStudy, SetupLike
 from depthmup.trials.store import load
 from depthmup.trials.study import Size, Study, judged_value
 from depthmup.trials.workers import RETRIES
-from depthmup.tune.model_sweep import GRIDS, study_of
+from depthmup.tune.model_sweep import study_of
 from depthmup.tune.search import GUESS, search
 
 TOLERANCE = 0.01
@@ -137,7 +137,7 @@ def tune_config(
     optimizer, middle = settings.optimizer.name, math.log2(settings.optimizer.learning_rate)
     searched, axes = f"optimizer.{hyperparameter}", ""
     if searched != LEARNING_RATE:
-        guess = _first_guess(hyperparameter, optimizer, getattr(settings.optimizer, hyperparameter, None))
+        guess = _first_guess(hyperparameter, optimizer, settings.optimizer.numbers.get(hyperparameter))
         axes = f"{searched} = {guess!r}"
         _check_rule(run_of(settings), optimizer, hyperparameter)
     elif tuned:
