@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ import optax
 from flax import linen as nn
 
 from depthmup import bucket
-from depthmup.data.batch_checks import check_callable, check_loss, checked_batch, not_finite, shapes_of, too_large
+from depthmup.data.batch_checks import Loss, check_callable, check_loss, checked_batch, not_finite, shapes_of, too_large
+from depthmup.data.user_feed import Batches
 from depthmup.declare import SIZE
 from depthmup.measure import (
     CoordinateReport,
@@ -33,7 +34,7 @@ from depthmup.measure import (
 )
 from depthmup.measure.float32 import in_float32, widened
 from depthmup.measure.hidden import with_hidden
-from depthmup.measure.maximal_update import over_seeds, warn_if_deep
+from depthmup.measure.maximal_update import Average, over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.names import Range, at_least_one, short, unknown
 from depthmup.reading.audit import InitAudit
@@ -50,6 +51,7 @@ from depthmup.rules.parameterization import (
     FamilyName,
     Name,
     Parameterization,
+    ParameterizationOptions,
     parameterization,
 )
 from depthmup.rules.specs import (
@@ -68,6 +70,7 @@ from depthmup.rules.wrap_optimizer import rules_of, wrapped
 
 if TYPE_CHECKING:
     from depthmup.report.result import SweepResult
+    from depthmup.tune.options import Hyperparameter, NamedOptimizers, OwnOptimizers, SweepOptions, TuneOptions
 
 RATES = {True: 2.0**-8, False: 2.0**-10}  # of a check, by whether updates are linear in the gradient
 # Which parameters a check trains together, apart from all others.
@@ -101,7 +104,7 @@ def setup(
     base_batch: int | None = None,
     base_steps: int | None = None,
     batch_rule: RuleName | None = None,
-    **settings: Any,
+    **settings: Unpack[ParameterizationOptions],
 ) -> Setup:
     """A model under a parameterization: init, apply, optimizer, check, with no change to the model.
 
@@ -310,7 +313,7 @@ class Setup:
 
     def optimizer(
         self,
-        name: str,
+        name: optim.OptimizerName,
         learning_rate: optax.ScalarOrSchedule,
         *,
         momentum: float | jax.Array | None = None,
@@ -392,7 +395,7 @@ class Setup:
             warnings.warn(message, SetupWarning, stacklevel=4)
 
     def explain(
-        self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any
+        self, model: Any = None, optimizer: optim.OptimizerName = "adamw", learning_rate: Any = 1.0, **options: Any
     ) -> Explanation:
         """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass, and which
         parameterization to take with this optimizer.
@@ -452,7 +455,7 @@ class Setup:
         loss: Callable[[jax.Array, PyTree], jax.Array],
         batch: Sequence[Any],
         *,
-        optimizer: str | Callable[[Setup], optax.GradientTransformation] = "adam",
+        optimizer: optim.OptimizerName | Callable[[Setup], optax.GradientTransformation] = "adam",
         learning_rate: float | None = None,
         widths: Sequence[int] | None = None,
         depths: Sequence[int] | None = None,
@@ -527,12 +530,31 @@ class Setup:
         if problem and not jnp.isfinite(model.run(*self.fresh(jax.random.key(0)), *batch[:-1])[0]).all():
             raise ValueError(f"{problem}, and the logits are not finite")
 
+    @overload
     def sweep(
         self,
-        loss: Callable[[Any, Any], jax.Array],
-        batches: Any,
+        loss: Loss,
+        batches: Batches,
         *,
-        steps: int,
+        steps: int | Sequence[int],
+        optimizer: NamedOptimizers = "adamw",
+        learning_rates: Sequence[float] | float | None = None,
+        widths: Sequence[int] | None = None,
+        depths: Sequence[int] | None = None,
+        against: Sequence[Name] = (),
+        workdir: str | Path | None = None,
+        **options: Unpack[SweepOptions],
+    ) -> SweepResult: ...
+    @overload  # an optimizer of one's own has hyperparameters of any name
+    def sweep(
+        self, loss: Loss, batches: Batches, *, steps: int | Sequence[int], optimizer: OwnOptimizers, **options: Any
+    ) -> SweepResult: ...
+    def sweep(
+        self,
+        loss: Loss,
+        batches: Batches,
+        *,
+        steps: int | Sequence[int],
         optimizer: Any = "adamw",
         learning_rates: Sequence[float] | float | None = None,
         widths: Sequence[int] | None = None,
@@ -601,17 +623,36 @@ class Setup:
             **options,
         )
 
+    @overload
     def tune(
         self,
-        loss: Callable[[Any, Any], jax.Array],
-        batches: Any,
+        loss: Loss,
+        batches: Batches,
         *,
         steps: int,
         target: Mapping[str, int] | None = None,
         budget: str | float | None = None,
         tolerance: float | None = None,
         learning_rate: float | SweepResult | None = None,
-        hyperparameter: str = "learning_rate",
+        hyperparameter: Hyperparameter = "learning_rate",
+        optimizer: NamedOptimizers = "adamw",
+        **options: Unpack[TuneOptions],
+    ) -> SweepResult: ...
+    @overload
+    def tune(
+        self, loss: Loss, batches: Batches, *, steps: int, optimizer: OwnOptimizers, **options: Any
+    ) -> SweepResult: ...
+    def tune(
+        self,
+        loss: Loss,
+        batches: Batches,
+        *,
+        steps: int,
+        target: Mapping[str, int] | None = None,
+        budget: str | float | None = None,
+        tolerance: float | None = None,
+        learning_rate: float | SweepResult | None = None,
+        hyperparameter: Hyperparameter = "learning_rate",
         **options: Any,
     ) -> SweepResult:
         """The best learning rate at the base shape alone; with a target, that of a large run, from small trainings.
@@ -677,10 +718,10 @@ class Setup:
         loss: Callable[[jax.Array, PyTree], jax.Array],
         batch: Sequence[Any],
         *,
-        optimizer: str | Callable[[Setup], optax.GradientTransformation] = "sgd",
+        optimizer: optim.OptimizerName | Callable[[Setup], optax.GradientTransformation] = "sgd",
         probe: Sequence[Any] | None = None,
         layers: Sequence[int] | None = None,
-        average: str = "arithmetic",
+        average: Average = "arithmetic",
         seeds: int = 8,
     ) -> MaximalUpdate:
         """The learning rate whose first step changes the layers of this model by 1 on average, Sbar = 1 (AM-muP):
@@ -754,7 +795,7 @@ class Setup:
         self,
         loss: Callable[[jax.Array, PyTree], jax.Array],
         batch: Sequence[Any],
-        optimizer: str | Callable[[Setup], optax.GradientTransformation],
+        optimizer: optim.OptimizerName | Callable[[Setup], optax.GradientTransformation],
         learning_rate: float | None = None,
         groups: Groups = "role",
     ) -> Probe:

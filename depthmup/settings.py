@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -27,9 +27,9 @@ from depthmup.models import MODELS
 from depthmup.models.layers import MESH_AXES
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
 from depthmup.recipe import Recipe
-from depthmup.rules.batch_rules import RULES, RuleName, Run
-from depthmup.rules.optim import DEFAULTS, OPTIMIZERS, RANGES, family_of
-from depthmup.rules.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
+from depthmup.rules.batch_rules import RuleName, Run
+from depthmup.rules.optim import DEFAULTS, RANGES, ConfigOptimizer, family_of
+from depthmup.rules.parameterization import LR_DEPTH, Name, Parameterization, parameterization
 
 FAMILY = "residual_mlp"  # the family of models of a config that names none
 LEARNING_RATE = "optimizer.learning_rate"
@@ -107,7 +107,7 @@ MODEL_NAME = Key(meaning="the family of models", choices=tuple(MODELS), column="
 
 @dataclasses.dataclass(frozen=True)
 class ParameterizationSettings:
-    name: str = key("depth_mup", "the rules (docs/rules.md)", choices=TABLES, traced=True, column="parameterization")
+    name: Name = key("depth_mup", "the rules (docs/rules.md)", traced=True, column="parameterization")
     base_width: int = key(32, "counts what model.width counts", low=1, traced=True)
     base_depth: int = key(2, "counts what model.depth counts", low=1, traced=True)
     base_head_dim: int = key(1, "attention equals 1/sqrt(head_dim) at this head size", low=1, traced=True)
@@ -125,9 +125,7 @@ class ParameterizationSettings:
     branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)
     base_batch_size: int | None = key(None, "batch size of the tuned training", low=1, traced=True, newer=True)
     base_steps: int | None = key(None, "steps of the tuned training", low=1, traced=True, newer=True)
-    batch_rule: str | None = key(
-        None, "how hyperparameters follow both (docs/batch.md)", choices=RULES, traced=True, newer=True
-    )
+    batch_rule: RuleName | None = key(None, "how hyperparameters follow both (docs/batch.md)", traced=True, newer=True)
 
     def build(self) -> Parameterization:
         values = dataclasses.asdict(self)
@@ -140,12 +138,12 @@ class ParameterizationSettings:
         if self.base_batch_size is None or self.base_steps is None or self.batch_rule is None:
             missing = [f"parameterization.{name}" for name in OF_RUN if getattr(self, name) is None]
             raise SettingsError(f"set {' and '.join(missing)} too, or none of {', '.join(OF_RUN)}")
-        return Run(batch_size, steps, self.base_batch_size, self.base_steps, cast(RuleName, self.batch_rule))
+        return Run(batch_size, steps, self.base_batch_size, self.base_steps, self.batch_rule)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    name: str = key("sgd", "", choices=OPTIMIZERS, column="optimizer")
+    name: ConfigOptimizer = key("sgd", "", column="optimizer")
     learning_rate: float = key(0.5, "at the base shape", within=RANGES["learning_rate"], traced=True, at_start=False)
     momentum: float = key(DEFAULTS["momentum"], "for momentum", within=RANGES["momentum"], traced=True, at_start=False)
     b1: float = key(DEFAULTS["b1"], "for adam and adamw", within=RANGES["b1"], traced=True)
@@ -239,8 +237,8 @@ class ParallelSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SweepSettings:
-    parameterizations: tuple[str, ...] = key(("sp", "mup", "depth_mup"), "", choices=TABLES, nonempty=True)
-    optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
+    parameterizations: tuple[Name, ...] = key(("sp", "mup", "depth_mup"), "", nonempty=True)
+    optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=get_args(ConfigOptimizer), nonempty=True)
     depths: tuple[int, ...] = key((2, 4, 8, 16, 32), "", **SIZE)
     widths: tuple[int, ...] = key((32, 64, 128, 256), "", **SIZE)
     batch_sizes: tuple[int, ...] = key((), "at data.batch_size else, and as many epochs: fewer steps if larger", low=1)
@@ -268,7 +266,7 @@ class SweepSettings:
 
 @dataclasses.dataclass(frozen=True)
 class CheckSettings:
-    optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
+    optimizers: tuple[ConfigOptimizer, ...] = key(("sgd", "adam"), "", nonempty=True)
     log2_learning_rates: Mapping[str, float] = key(
         {"sgd": -10.0, "momentum": -12.0, "adam": -10.0, "adamw": -10.0}, "small: saturation hides slopes", **LOG2
     )
@@ -405,8 +403,8 @@ class Settings(Recipe, TaskSettings):
             raise SettingsError("evaluate_every must be in steps or epochs, or never, so that runs can be repeated")
         if self.label_smoothing and not LOSSES[self.loss].of_labels:
             raise SettingsError(f"label_smoothing is for the loss cross_entropy, not for {self.loss}: set it to 0")
-        for name, (low, high) in self.sweep.log2_learning_rates.items():
-            grid = f"sweep.log2_learning_rates.{name} = ({low}, {high})"
+        for optimizer, (low, high) in self.sweep.log2_learning_rates.items():
+            grid = f"sweep.log2_learning_rates.{optimizer} = ({low}, {high})"
             if low > high:
                 raise SettingsError(f"{grid} is an empty grid: give (lowest, highest)")
             points = (high - low) * self.sweep.per_octave + 1

@@ -23,6 +23,7 @@ from configs import default
 from depthmup.backend import prepare_cpu
 from depthmup.files import write_atomically
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Estimate, overall
+from depthmup.rules.optim import ConfigOptimizer
 from depthmup.settings import from_config
 from depthmup.train.check import check_optimizer
 from experiments import command_line
@@ -101,7 +102,7 @@ def finished(case: Case, optimizer: str) -> list[dict[str, Any]] | None:
     return content["rows"] if content["case"] == identity_of(case, optimizer) else None
 
 
-def run(case: Case, optimizer: str) -> None:
+def run(case: Case, optimizer: ConfigOptimizer) -> None:
     """Check one case, unless it is finished, and write its rows as JSON."""
     if finished(case, optimizer):
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from depthmup.names import at_least_one, short, unknown
 from depthmup.reading.graph.jaxpr import operations
 from depthmup.rules.specs import PyTree
 
-AVERAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., layers) -> (...)
+Average = Literal["arithmetic", "geometric", "harmonic", "sum"]  # over layers
+AVERAGES: dict[Average, Callable[[np.ndarray], np.ndarray]] = {  # (..., layers) -> (...)
     "arithmetic": lambda s: s.mean(axis=-1),
     "geometric": lambda s: np.exp(np.log(s).mean(axis=-1)),
     "harmonic": lambda s: 1 / (1 / s).mean(axis=-1),
@@ -31,7 +32,7 @@ class MaximalUpdate(NamedTuple):
 
     per_seed: np.ndarray  # s_l, (seeds, layers)
     mean_squares: np.ndarray  # <(z^l)^2> of the layers' outputs themselves, (seeds, layers)
-    average: str = "arithmetic"  # the average over layers, a name in AVERAGES
+    average: Average = "arithmetic"  # the average over layers, a name in AVERAGES
 
     @property
     def per_layer(self) -> np.ndarray:
@@ -113,7 +114,7 @@ def maximal_update(
     probe: PyTree = None,
     optimizer: optax.GradientTransformation | None = None,
     layers: Sequence[int] | None = None,
-    average: str = "arithmetic",
+    average: Average = "arithmetic",
     seeds: int = 8,
 ) -> MaximalUpdate:
     """The learning rate whose first step changes the layers by 1 on average, from a gradient and a jvp for each seed.
@@ -155,7 +156,7 @@ def maximal_update(
 
 
 def over_seeds(
-    sizes: Callable[[np.uint32], jax.Array], seeds: int, layers: Sequence[int] | None, average: str
+    sizes: Callable[[np.uint32], jax.Array], seeds: int, layers: Sequence[int] | None, average: Average
 ) -> MaximalUpdate:
     """The measurement of `update_sizes` of each seed; the other arguments are those of `maximal_update`."""
     if average not in AVERAGES:

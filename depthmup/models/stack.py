@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -15,8 +15,9 @@ from depthmup.rules.specs import PyTree
 
 SCANNED = re.compile(r"blocks(_\d+)?")  # names of scanned blocks, whose parameters have a leading axis over them
 MIXED = "mixed"  # name of what attention makes of the values
+RematKeeps = Literal["nothing", "dots"]
 # What gradients keep of blocks that they compute again, beside their inputs.
-REMAT_KEEPS: dict[str, Callable[..., bool] | None] = {
+REMAT_KEEPS: dict[RematKeeps, Callable[..., bool] | None] = {
     "nothing": None,
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from depthmup.files import digest, write_atomically
-from depthmup.measure.maximal_update import MaximalUpdate, checked, warn_if_deep
+from depthmup.measure.maximal_update import Average, MaximalUpdate, checked, warn_if_deep
 from depthmup.settings import NOT_AT_THE_START, Settings
 from depthmup.trials.config_study import ConfigPoint, ConfigStudy
 from depthmup.trials.plan import trials_of
@@ -20,7 +20,7 @@ from depthmup.trials.study import SCHEMA, Point, Study
 FILE = "calibration.json"
 
 
-def calibrate(settings: Settings, average: str = "arithmetic") -> MaximalUpdate:
+def calibrate(settings: Settings, average: Average = "arithmetic") -> MaximalUpdate:
     """`measure.maximal_update` of a config's settings: the learning rate is one at the parameterization's base shape.
 
     average: over layers, as in `maximal_update`.

@@ -26,6 +26,8 @@ from depthmup.rules.specs import (
 from depthmup.rules.specs import factors as leaf_factors
 
 Decay = Literal["uncoupled", "coupled"]
+ConfigOptimizer = Literal["sgd", "momentum", "adam", "adamw"]  # those that a config may name
+OptimizerName = Literal[ConfigOptimizer, "lion", "adafactor", "muon", "muonh", "adamh"]
 ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
 DEFAULTS = {"momentum": 0.9, **ADAM, "weight_decay": 0.0}  # of the numbers of a config's optimizer
 TINY = 1e-30  # the least norm that is divided by
@@ -128,7 +130,7 @@ def _back_to_the_sphere(u: jax.Array, w: jax.Array, norm: Norm) -> jax.Array:
     return (w + u) * (norm(w) / jnp.maximum(norm(w + u), TINY)) - w
 
 
-OPTIMIZERS: dict[str, Optimizer] = {  # that a config may name
+OPTIMIZERS: dict[ConfigOptimizer, Optimizer] = {
     "sgd": Optimizer("sgd", {}, None),
     "momentum": Optimizer(
         "sgd",
@@ -145,14 +147,14 @@ OTHERS: dict[str, Optimizer] = {
     "muonh": Optimizer("muon", {"momentum": 0.95, "nesterov": True, **ADAM}, _muon, rest="adam", sphere=True),
     "adamh": Optimizer("adafactor", ADAM, _adam, rest="adam", sphere=True),
 }
-OPTIONS = {name: row.options for name, row in (OPTIMIZERS | OTHERS).items()}
+TABLE: dict[str, Optimizer] = dict([*OPTIMIZERS.items(), *OTHERS.items()])
+OPTIONS = {name: row.options for name, row in TABLE.items()}
 
 
 def _row(name: str) -> Optimizer:
-    known = OPTIMIZERS | OTHERS
-    if not isinstance(name, str) or name not in known:
-        raise unknown("optimizer", name, known, "; any other optax transformation goes through dm.wrap")
-    return known[name]
+    if not isinstance(name, str) or name not in TABLE:
+        raise unknown("optimizer", name, TABLE, "; any other optax transformation goes through dm.wrap")
+    return TABLE[name]
 
 
 def family_of(name: str) -> FamilyName:

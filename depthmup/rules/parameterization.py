@@ -10,7 +10,7 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypedDict, get_args
 
 from depthmup.names import FINITE, POSITIVE, Range, at_least_one, check_32_bits, short, unknown
 
@@ -401,6 +401,18 @@ def check_parameterization(p: object) -> None:
     """Raises ValueError for what is no `Parameterization`."""
     if not isinstance(p, Parameterization):
         raise ValueError(f"the parameterization must be what dm.parameterization(name, ...) returns, got {short(p)}")
+
+
+class ParameterizationOptions(TypedDict, total=False):
+    """The arguments of `parameterization` beside name, base width and base depth, which `dm.setup` takes too."""
+
+    base_head_dim: int
+    alpha: float | None
+    gamma0: float
+    beta0: float
+    lr_depth: float | None
+    branch_init: str
+    blocks: Callable[[int], int] | None
 
 
 def parameterization(

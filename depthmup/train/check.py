@@ -10,6 +10,7 @@ import jax
 
 from depthmup.measure import CoordinateReport, Probe, coordinate_check, groups_of, train_only
 from depthmup.recipe import Recipe
+from depthmup.rules.optim import ConfigOptimizer
 from depthmup.settings import Settings
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.task import Task
@@ -17,7 +18,7 @@ from depthmup.train.trainable import FOREVER, Batch, Hyper, TrainState
 
 
 def check_optimizer(
-    settings: Settings, name: str, progress: Callable[[str], None] = lambda text: None
+    settings: Settings, name: ConfigOptimizer, progress: Callable[[str], None] = lambda text: None
 ) -> CoordinateReport:
     """The coordinate check of one optimizer. The base width and base depth are 1 (the absolute form)."""
     c = settings.check
@@ -36,7 +37,7 @@ def check_optimizer(
     )
 
 
-def probe_at(settings: Settings, name: str, width: int, depth: int) -> Probe:
+def probe_at(settings: Settings, name: ConfigOptimizer, width: int, depth: int) -> Probe:
     """The `Probe` of the config's model at one width and depth, trained by `name` at a constant learning rate."""
     beta0 = settings.parameterization.beta0 * settings.check.beta0
     rate = 2.0 ** settings.check.log2_learning_rates[name]
