@@ -139,6 +139,9 @@ def setup(
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base, the
         base head size of each attention is its size at the base width, unless base_head_dim gives one for all.
 
+    Returns:
+      The model as a `Setup`, at width and depth.
+
     A SetupWarning tells of what has no rule or contradicts the parameterization, and what to do: a depth that is no
     number of blocks, numbers in the forward pass that change with width or depth, products without a place for the
     attention factor, factors that the model does not use, initializers that scale otherwise, under "am_mup" layers for
@@ -264,7 +267,14 @@ class Setup:
         return leaves_of(self.specs)[0].depth
 
     def at(self, width: int, depth: int, batch: int | None = None, steps: int | None = None) -> Setup:
-        """The same model at another width and depth, with the same base; batch, steps: None for the same.
+        """The same model at another width and depth, with the same base.
+
+        Args:
+          width, depth: in the units of the factory.
+          batch, steps: examples of a step and number of steps of this training; None for the same.
+
+        Returns:
+          A `Setup`.
 
         Raises ValueError for batch or steps of a setup without `base_batch`.
         """
@@ -273,7 +283,16 @@ class Setup:
         return _at(self.source, width, depth, self.run and self.run.at(batch, steps))
 
     def under(self, name: Name | Parameterization) -> Setup:
-        """The same model and base under another parameterization, with its defaults. name: as in `setup`."""
+        """The same model and base under another parameterization, with its defaults.
+
+        Args:
+          name: as in `setup`.
+
+        Returns:
+          A `Setup` at the same width and depth.
+
+        Raises ValueError for an unknown name.
+        """
         p, source = self.source.p, self.source
         if isinstance(name, Parameterization):
             source = source.under(name)
@@ -293,13 +312,26 @@ class Setup:
         return _at(source, self.width, self.depth, self.run)
 
     def init(self, key: Any) -> Any:
-        """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
-        (params, state). key: a PRNG key; for Linen also a dict of keys."""
+        """Initial parameters: what the framework's own init gives, rescaled.
+
+        Args:
+          key: a PRNG key; for Linen also a dict of keys.
+
+        Returns:
+          Linen's variables, an NNX or Equinox model, Haiku's params or (params, state).
+        """
         params, state = self.fresh(key)
         return self.model.join(params, state)
 
     def fresh(self, key: Any) -> tuple[PyTree, PyTree]:
-        """(rescaled parameters, the model's other arrays) of a PRNG key; it can be jitted."""
+        """The same as `init` in two trees, in a function that can be jitted.
+
+        Args:
+          key: a PRNG key; for Linen also a dict of keys.
+
+        Returns:
+          (rescaled parameters, the model's other arrays).
+        """
         return self._rescaled(*self.model.init(key))
 
     def _rescaled(self, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
@@ -308,7 +340,15 @@ class Setup:
         return rescale(self.parameterization, self.specs, params), state
 
     def apply(self, model: Any, *args: Any, **options: Any) -> Any:
-        """The model's own call on `model`, which `init` returned; args and options as in its framework (rngs=, ...)."""
+        """The model's own call.
+
+        Args:
+          model: what `init` returned, or training made of it.
+          args, options: as in its framework (rngs=, mutable=, ...).
+
+        Returns:
+          What the model's call returns.
+        """
         return self.model.apply(model, *args, **options)
 
     def optimizer(
@@ -334,7 +374,11 @@ class Setup:
             learning rate is the base's, a number or a schedule of Optax. optax.inject_hyperparams(m.optimizer,
             static_args="mask") makes them parts of the state.
 
+        Returns:
+          The transformation; its updates are added to the stored parameters by `optax.apply_updates`.
+
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
+        Raises what `dm.optimizer` raises.
         """
         self._warn_of_rules(optim.families_of(name, self.specs), decay == "coupled")
         numbers = dict(momentum=momentum, nesterov=nesterov, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
@@ -349,8 +393,20 @@ class Setup:
 
     def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
         """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient; with the SetupWarning of
-        `optimizer` of a depth rule of another optimizer. With a base batch size the learning rate follows its rule;
-        what is inside `tx` does not: `m.run.scaled` has the values of b1, b2, eps and decay. family: of `dm.wrap`."""
+        `optimizer` of a depth rule of another optimizer.
+
+        With a base batch size the learning rate follows its rule; what is inside `tx` does not: `m.run.scaled` has the
+        values of b1, b2, eps and decay.
+
+        Args:
+          tx: the transformation, with the base's learning rate inside.
+          family: of `dm.wrap`.
+
+        Returns:
+          The transformation with this model's factors.
+
+        Raises ValueError where no rule fits what `tx` does, as `dm.wrap`.
+        """
         rules = rules_of(self.specs, tx, family)
         self._warn_of_rules(list(rules.families.values()), False)
         whole = wrapped(self.parameterization, self.specs, rules, some=True)
@@ -358,16 +414,30 @@ class Setup:
         return whole if factor == 1 else optax.chain(whole, optax.scale(factor))
 
     def clip_by_global_norm(self, norm: float) -> optax.GradientTransformation:
-        """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes. It goes in front,
-        optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)), and holds at every width and depth as far
-        as the gradient of the weights does."""
+        """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes.
+
+        It goes in front, optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)), and holds at every width
+        and depth as far as the gradient of the weights does.
+
+        Args:
+          norm: above 0, of the gradient in the weights, not in what is stored.
+
+        Returns:
+          The transformation.
+
+        Raises ValueError for a norm that is not positive.
+        """
         return optim.of_parameters(
             self.specs, lambda specs: optim.clip_by_global_norm(self.parameterization, specs, norm), some=True
         )
 
     def audit_gain(self) -> GainAudit:
-        """`dm.audit_gain` of the model's own init, at the base width and a small depth: does it start with He's
-        variance for each activation?"""
+        """Whether the model's own init starts with He's variance for each activation: `dm.audit_gain` at the base width
+        and a small depth.
+
+        Returns:
+          A `GainAudit`; print it.
+        """
         return self.source.gains(*self.source.traced_shape(self.width, self.depth))
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
@@ -403,6 +473,11 @@ class Setup:
         Args:
           model: what `init` returned, whose standard deviations the table shows; None: those of its initializers.
           optimizer, learning_rate, options: of `dm.explain`: weight_decay, mask, eps, decay, step.
+
+        Returns:
+          The table as an `Explanation`; print it.
+
+        Raises ValueError for an unknown optimizer or option.
         """
         if model is None:
             options = {"stds": self._init_stds(), **options}
@@ -481,6 +556,9 @@ class Setup:
           workdir: where trainings are kept, so that a check that was interrupted goes on; None: nowhere.
           progress: is told about how long it takes, and what is trained; by default on the standard error output.
           steps, seeds, max_seeds, options: of `coordinate_check`.
+
+        Returns:
+          A `CoordinateReport`: its `verdict`, whether it is `ok`, all slopes and their intervals.
 
         The features are what the readout is applied to. All is computed in float32, also what a model computes in
         bfloat16, which cannot see changes as small. Raises ValueError for a batch with labels that are no classes, for
@@ -604,6 +682,9 @@ class Setup:
             executor: any concurrent.futures.Executor, such as client.get_executor() of a Dask client, whose workers
             train (docs/sweeps.md); retries (2): how often a group is submitted again whose worker was lost.
 
+        Returns:
+          A `SweepResult`: verdicts, `learning_rate` at the base, `rows` (one for each training).
+
         Raises ValueError for arguments that cannot be trained, before anything is compiled, WorkdirError for a workdir
         of another model, other data or settings, Stopped when interrupted, and WorkersLost of an executor.
         """
@@ -685,6 +766,9 @@ class Setup:
             a law of 1 - b2, one over a number of steps.
           options: those of `sweep`, and with a target those that say what a training is and how it is judged.
 
+        Returns:
+          A `SweepResult`, whose `hyperparameters` are those of the base, or of the target.
+
         The result of a target has `law` and `prediction` (None where too little could be trained). Raises ValueError
         for a target below the base or equal to it, for one with no size between, for a budget below one training, and
         where every training diverges; and what `sweep` raises.
@@ -737,6 +821,9 @@ class Setup:
             1, such as lambda m: m.wrap(optax.lion(1.0)).
           layers, average, seeds: of `dm.maximal_update`.
 
+        Returns:
+          A `MaximalUpdate`, whose `learning_rate` is a value at the base.
+
         The learning rate is one of `m.optimizer`, which has the parameterization's factors: its ratio at two shapes
         (`m.at`) says by how much the one tuned at the first must change at the second. Raises ForwardError if layers
         are not found, and what `dm.maximal_update` raises.
@@ -779,6 +866,11 @@ class Setup:
           loss: (logits, targets) -> scalar, the mean over examples.
           batch: (*inputs, targets), of which all gradients of parts are compared. part: examples of a part.
           model: what `init` returned, or training made of it; None: a new init.
+
+        Returns:
+          A `NoiseScale`, in examples, with its interval.
+
+        Raises ValueError for a batch of fewer than 4 parts, and for a loss that is no function.
         """
         check_callable(loss)
         if model is None:
@@ -799,7 +891,16 @@ class Setup:
         learning_rate: float | None = None,
         groups: Groups = "role",
     ) -> Probe:
-        """This model as `coordinate_check` trains it; loss, batch, optimizer, learning_rate, groups: of `check`."""
+        """This model as `coordinate_check` trains it.
+
+        Args:
+          loss, batch, optimizer, learning_rate, groups: of `check`.
+
+        Returns:
+          A `Probe`.
+
+        Raises ValueError for an unknown group or optimizer.
+        """
         if groups not in GROUPS:
             raise unknown("groups", groups, GROUPS)
         if callable(optimizer):

@@ -478,7 +478,17 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 
 def put(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The settings with other values of some keys of `flat`. Raises SettingsError if they do not go together."""
+    """The settings with other values of some keys.
+
+    Args:
+      settings: of a run or a sweep.
+      values: {key of `flat`, such as "model.width": value}.
+
+    Returns:
+      New `Settings`.
+
+    Raises SettingsError if they do not go together.
+    """
     changes: dict[str, Any] = {}
     for name, value in values.items():
         *groups, last = name.split(".")

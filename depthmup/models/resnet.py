@@ -253,10 +253,16 @@ class ResNet(Model):
 
 
 def resnet(layers: int, width_multiplier: float = 1, **attributes: Any) -> ResNet:
-    """A ResNet of a standard number of layers: 18, 34, 50 (ImageNet), or 6n + 2 (CIFAR: 20, 32, 44, 56, 110, ...).
+    """A ResNet of a standard number of layers.
 
-    width_multiplier: the width over the standard one, 64 channels for ImageNet and 16 for CIFAR.
-    attributes: other attributes of `ResNet`.
+    Args:
+      layers: 18, 34, 50 (ImageNet), or 6n + 2 (CIFAR: 20, 32, 44, 56, 110, ...).
+      width_multiplier: the width over the standard one, 64 channels for ImageNet and 16 for CIFAR.
+      attributes: other attributes of `ResNet`.
+
+    Returns:
+      The Linen module.
+
     Raises ValueError for another number of layers.
     """
     if layers in IMAGENET:

@@ -54,6 +54,9 @@ def absorb(
       inputs: arrays; floating ones are replaced by random numbers.
       kinds: the factors to find a place for, all by default; `p.kinds` are those that can differ from 1.
 
+    Returns:
+      The tree of `ParamSpec` with `absorbs` filled in.
+
     Raises ForwardError if a factor has no place, or if `specs` and the forward pass disagree on what is in a branch or
     which side of the readout its inputs are on.
     """

@@ -92,6 +92,9 @@ def lazy_conv_kernels(
       memory_limit: GiB that one block of pairs of images may take, which grows as the square of the number of
         positions.
 
+    Returns:
+      `ConvKernels`: kernels averaged over positions, (times, P, Q), and the NTK, (P, Q), in float64.
+
     Raises ValueError for images that do not fit, and as `lazy_kernels`. Warns as `lazy_kernels`.
     """
     depth = depth if depth is None else at_least_one("depth", depth)

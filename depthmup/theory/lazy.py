@@ -87,6 +87,9 @@ def lazy_kernels(
         1/L. By default all layers, or 17 times at infinite depth.
       memory_limit: GiB that the result may take.
 
+    Returns:
+      `LazyKernels`: H and Phi, (times, P, Q), and the NTK with its parts, (P, Q), in float64.
+
     Pairs of samples are computed in blocks and no array over all layers is made, so that with `times=()` thousands of
     samples fit. The result can be differentiated with respect to Kx and beta; at infinite depth in reverse mode only,
     and under a caller's `jit` only inside `with jax.enable_x64(True)`. Warns if the series of an activation without

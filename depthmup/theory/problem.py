@@ -155,9 +155,15 @@ def as_problem(
 
 
 def minibatches(batches: Sequence[Sequence[int]], samples: int) -> np.ndarray:
-    """`sample_weights` of stochastic gradient descent, (steps, samples), from the indices of each step's samples.
+    """`sample_weights` of stochastic gradient descent.
 
-    Give as many batches as `Problem.steps`. The last one moves nothing: T predictions are T - 1 updates apart.
+    Args:
+      batches: the indices of each step's samples. Give as many as `Problem.steps`. The last one moves nothing: T
+        predictions are T - 1 updates apart.
+      samples: P, their number.
+
+    Returns:
+      (steps, samples).
 
     Raises ValueError for an empty batch or a sample that does not exist.
     """
