@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 Activation = Callable[[jax.Array], jax.Array]
+ActivationName = Literal["linear", "relu", "erf", "tanh", "gelu", "silu"]
 
 
 def gelu(z: jax.Array) -> jax.Array:
@@ -15,7 +17,7 @@ def gelu(z: jax.Array) -> jax.Array:
     return z * (0.5 + 0.5 * jax.lax.erf(z * 0.5**0.5))
 
 
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[ActivationName, Activation] = {
     "linear": lambda h: h,
     "relu": jax.nn.relu,
     "erf": jax.lax.erf,

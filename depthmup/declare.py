@@ -86,8 +86,10 @@ def _declared(kind: type) -> Mapping[str, Key]:
 
 
 def _typed(k: Key, hint: Any) -> Key:
-    """The key with the type of its field. The names of a `Literal`, or of a tuple of them, are its choices."""
-    names = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
-    if typing.get_origin(names) is typing.Literal:
-        return dataclasses.replace(k, kind=str if names is hint else tuple[str, ...], choices=typing.get_args(names))
+    """The key with the type of its field. The names of a `Literal`, of a tuple of them or of an optional one are its
+    choices."""
+    for names in (hint, *typing.get_args(hint)):
+        if typing.get_origin(names) is typing.Literal:
+            plain: dict[Any, Any] = {names: str, tuple[names, ...]: tuple[str, ...]}  # type: ignore[valid-type]
+            return dataclasses.replace(k, kind=plain.get(hint, str | None), choices=typing.get_args(names))
     return dataclasses.replace(k, kind=hint)

@@ -1,14 +1,16 @@
-"""Losses of examples, of our own networks. A loss is added by a row of the table."""
+"""Losses of examples, of our own networks. A loss is added by its name and a row of the table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+
+LossName = Literal["cross_entropy", "mse", "centered_mse"]
 
 
 class Loss(NamedTuple):
@@ -30,7 +32,7 @@ def _half_square(outputs: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 # A network that has learned nothing gives all classes equal probabilities, or has the output 0.
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[LossName, Loss] = {
     "cross_entropy": Loss(optax.softmax_cross_entropy, math.log, optax.softmax_cross_entropy_with_integer_labels),
     "mse": Loss(_half_square, lambda classes: 0.5),
     "centered_mse": Loss(_half_square, lambda classes: 0.5),

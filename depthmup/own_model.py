@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ import optax
 from flax import linen as nn
 
 from depthmup import bucket
-from depthmup.data.batch_checks import check_callable, check_loss, checked_batch, not_finite, shapes_of, too_large
+from depthmup.data.batch_checks import Loss, check_callable, check_loss, checked_batch, not_finite, shapes_of, too_large
+from depthmup.data.user_feed import Batches
 from depthmup.declare import SIZE
 from depthmup.measure import (
     CoordinateReport,
@@ -33,7 +34,7 @@ from depthmup.measure import (
 )
 from depthmup.measure.float32 import in_float32, widened
 from depthmup.measure.hidden import with_hidden
-from depthmup.measure.maximal_update import over_seeds, warn_if_deep
+from depthmup.measure.maximal_update import Average, over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.names import Range, at_least_one, short, unknown
 from depthmup.reading.audit import InitAudit
@@ -50,6 +51,7 @@ from depthmup.rules.parameterization import (
     FamilyName,
     Name,
     Parameterization,
+    ParameterizationOptions,
     parameterization,
 )
 from depthmup.rules.specs import (
@@ -68,6 +70,7 @@ from depthmup.rules.wrap_optimizer import rules_of, wrapped
 
 if TYPE_CHECKING:
     from depthmup.report.result import SweepResult
+    from depthmup.tune.options import Hyperparameter, NamedOptimizers, OwnOptimizers, SweepOptions, TuneOptions
 
 RATES = {True: 2.0**-8, False: 2.0**-10}  # of a check, by whether updates are linear in the gradient
 # Which parameters a check trains together, apart from all others.
@@ -101,7 +104,7 @@ def setup(
     base_batch: int | None = None,
     base_steps: int | None = None,
     batch_rule: RuleName | None = None,
-    **settings: Any,
+    **settings: Unpack[ParameterizationOptions],
 ) -> Setup:
     """A model under a parameterization: init, apply, optimizer, check, with no change to the model.
 
@@ -135,6 +138,9 @@ def setup(
       batch_rule: how learning rate, decay, eps, b1 and b2 follow both (`dm.batch_rules`, docs/batch.md).
       **settings: arguments of `parameterization`, such as alpha, gamma0, beta0, base_head_dim. With a base, the
         base head size of each attention is its size at the base width, unless base_head_dim gives one for all.
+
+    Returns:
+      The model as a `Setup`, at width and depth.
 
     A SetupWarning tells of what has no rule or contradicts the parameterization, and what to do: a depth that is no
     number of blocks, numbers in the forward pass that change with width or depth, products without a place for the
@@ -261,7 +267,14 @@ class Setup:
         return leaves_of(self.specs)[0].depth
 
     def at(self, width: int, depth: int, batch: int | None = None, steps: int | None = None) -> Setup:
-        """The same model at another width and depth, with the same base; batch, steps: None for the same.
+        """The same model at another width and depth, with the same base.
+
+        Args:
+          width, depth: in the units of the factory.
+          batch, steps: examples of a step and number of steps of this training; None for the same.
+
+        Returns:
+          A `Setup`.
 
         Raises ValueError for batch or steps of a setup without `base_batch`.
         """
@@ -270,7 +283,16 @@ class Setup:
         return _at(self.source, width, depth, self.run and self.run.at(batch, steps))
 
     def under(self, name: Name | Parameterization) -> Setup:
-        """The same model and base under another parameterization, with its defaults. name: as in `setup`."""
+        """The same model and base under another parameterization, with its defaults.
+
+        Args:
+          name: as in `setup`.
+
+        Returns:
+          A `Setup` at the same width and depth.
+
+        Raises ValueError for an unknown name.
+        """
         p, source = self.source.p, self.source
         if isinstance(name, Parameterization):
             source = source.under(name)
@@ -290,13 +312,26 @@ class Setup:
         return _at(source, self.width, self.depth, self.run)
 
     def init(self, key: Any) -> Any:
-        """What the framework's own init gives, rescaled: Linen's variables, an NNX or Equinox model, Haiku's params or
-        (params, state). key: a PRNG key; for Linen also a dict of keys."""
+        """Initial parameters: what the framework's own init gives, rescaled.
+
+        Args:
+          key: a PRNG key; for Linen also a dict of keys.
+
+        Returns:
+          Linen's variables, an NNX or Equinox model, Haiku's params or (params, state).
+        """
         params, state = self.fresh(key)
         return self.model.join(params, state)
 
     def fresh(self, key: Any) -> tuple[PyTree, PyTree]:
-        """(rescaled parameters, the model's other arrays) of a PRNG key; it can be jitted."""
+        """The same as `init` in two trees, in a function that can be jitted.
+
+        Args:
+          key: a PRNG key; for Linen also a dict of keys.
+
+        Returns:
+          (rescaled parameters, the model's other arrays).
+        """
         return self._rescaled(*self.model.init(key))
 
     def _rescaled(self, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
@@ -305,12 +340,20 @@ class Setup:
         return rescale(self.parameterization, self.specs, params), state
 
     def apply(self, model: Any, *args: Any, **options: Any) -> Any:
-        """The model's own call on `model`, which `init` returned; args and options as in its framework (rngs=, ...)."""
+        """The model's own call.
+
+        Args:
+          model: what `init` returned, or training made of it.
+          args, options: as in its framework (rngs=, mutable=, ...).
+
+        Returns:
+          What the model's call returns.
+        """
         return self.model.apply(model, *args, **options)
 
     def optimizer(
         self,
-        name: str,
+        name: optim.OptimizerName,
         learning_rate: optax.ScalarOrSchedule,
         *,
         momentum: float | jax.Array | None = None,
@@ -331,7 +374,11 @@ class Setup:
             learning rate is the base's, a number or a schedule of Optax. optax.inject_hyperparams(m.optimizer,
             static_args="mask") makes them parts of the state.
 
+        Returns:
+          The transformation; its updates are added to the stored parameters by `optax.apply_updates`.
+
         A SetupWarning tells of a depth rule of another optimizer, and of decay that follows the learning rate.
+        Raises what `dm.optimizer` raises.
         """
         self._warn_of_rules(optim.families_of(name, self.specs), decay == "coupled")
         numbers = dict(momentum=momentum, nesterov=nesterov, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
@@ -346,8 +393,20 @@ class Setup:
 
     def wrap(self, tx: optax.GradientTransformation, *, family: PyTree | None = None) -> optax.GradientTransformation:
         """`dm.wrap`: any Optax transformation, by what it does with each parameter's gradient; with the SetupWarning of
-        `optimizer` of a depth rule of another optimizer. With a base batch size the learning rate follows its rule;
-        what is inside `tx` does not: `m.run.scaled` has the values of b1, b2, eps and decay. family: of `dm.wrap`."""
+        `optimizer` of a depth rule of another optimizer.
+
+        With a base batch size the learning rate follows its rule; what is inside `tx` does not: `m.run.scaled` has the
+        values of b1, b2, eps and decay.
+
+        Args:
+          tx: the transformation, with the base's learning rate inside.
+          family: of `dm.wrap`.
+
+        Returns:
+          The transformation with this model's factors.
+
+        Raises ValueError where no rule fits what `tx` does, as `dm.wrap`.
+        """
         rules = rules_of(self.specs, tx, family)
         self._warn_of_rules(list(rules.families.values()), False)
         whole = wrapped(self.parameterization, self.specs, rules, some=True)
@@ -355,16 +414,30 @@ class Setup:
         return whole if factor == 1 else optax.chain(whole, optax.scale(factor))
 
     def clip_by_global_norm(self, norm: float) -> optax.GradientTransformation:
-        """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes. It goes in front,
-        optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)), and holds at every width and depth as far
-        as the gradient of the weights does."""
+        """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes.
+
+        It goes in front, optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)), and holds at every width
+        and depth as far as the gradient of the weights does.
+
+        Args:
+          norm: above 0, of the gradient in the weights, not in what is stored.
+
+        Returns:
+          The transformation.
+
+        Raises ValueError for a norm that is not positive.
+        """
         return optim.of_parameters(
             self.specs, lambda specs: optim.clip_by_global_norm(self.parameterization, specs, norm), some=True
         )
 
     def audit_gain(self) -> GainAudit:
-        """`dm.audit_gain` of the model's own init, at the base width and a small depth: does it start with He's
-        variance for each activation?"""
+        """Whether the model's own init starts with He's variance for each activation: `dm.audit_gain` at the base width
+        and a small depth.
+
+        Returns:
+          A `GainAudit`; print it.
+        """
         return self.source.gains(*self.source.traced_shape(self.width, self.depth))
 
     def _warn_of_rules(self, families: PyTree, coupled: bool) -> None:
@@ -392,7 +465,7 @@ class Setup:
             warnings.warn(message, SetupWarning, stacklevel=4)
 
     def explain(
-        self, model: Any = None, optimizer: str = "adamw", learning_rate: Any = 1.0, **options: Any
+        self, model: Any = None, optimizer: optim.OptimizerName = "adamw", learning_rate: Any = 1.0, **options: Any
     ) -> Explanation:
         """`dm.explain`; its notes are the parameters that are stored times a factor of the forward pass, and which
         parameterization to take with this optimizer.
@@ -400,6 +473,11 @@ class Setup:
         Args:
           model: what `init` returned, whose standard deviations the table shows; None: those of its initializers.
           optimizer, learning_rate, options: of `dm.explain`: weight_decay, mask, eps, decay, step.
+
+        Returns:
+          The table as an `Explanation`; print it.
+
+        Raises ValueError for an unknown optimizer or option.
         """
         if model is None:
             options = {"stds": self._init_stds(), **options}
@@ -452,7 +530,7 @@ class Setup:
         loss: Callable[[jax.Array, PyTree], jax.Array],
         batch: Sequence[Any],
         *,
-        optimizer: str | Callable[[Setup], optax.GradientTransformation] = "adam",
+        optimizer: optim.OptimizerName | Callable[[Setup], optax.GradientTransformation] = "adam",
         learning_rate: float | None = None,
         widths: Sequence[int] | None = None,
         depths: Sequence[int] | None = None,
@@ -478,6 +556,9 @@ class Setup:
           workdir: where trainings are kept, so that a check that was interrupted goes on; None: nowhere.
           progress: is told about how long it takes, and what is trained; by default on the standard error output.
           steps, seeds, max_seeds, options: of `coordinate_check`.
+
+        Returns:
+          A `CoordinateReport`: its `verdict`, whether it is `ok`, all slopes and their intervals.
 
         The features are what the readout is applied to. All is computed in float32, also what a model computes in
         bfloat16, which cannot see changes as small. Raises ValueError for a batch with labels that are no classes, for
@@ -527,12 +608,31 @@ class Setup:
         if problem and not jnp.isfinite(model.run(*self.fresh(jax.random.key(0)), *batch[:-1])[0]).all():
             raise ValueError(f"{problem}, and the logits are not finite")
 
+    @overload
     def sweep(
         self,
-        loss: Callable[[Any, Any], jax.Array],
-        batches: Any,
+        loss: Loss,
+        batches: Batches,
         *,
-        steps: int,
+        steps: int | Sequence[int],
+        optimizer: NamedOptimizers = "adamw",
+        learning_rates: Sequence[float] | float | None = None,
+        widths: Sequence[int] | None = None,
+        depths: Sequence[int] | None = None,
+        against: Sequence[Name] = (),
+        workdir: str | Path | None = None,
+        **options: Unpack[SweepOptions],
+    ) -> SweepResult: ...
+    @overload  # an optimizer of one's own has hyperparameters of any name
+    def sweep(
+        self, loss: Loss, batches: Batches, *, steps: int | Sequence[int], optimizer: OwnOptimizers, **options: Any
+    ) -> SweepResult: ...
+    def sweep(
+        self,
+        loss: Loss,
+        batches: Batches,
+        *,
+        steps: int | Sequence[int],
         optimizer: Any = "adamw",
         learning_rates: Sequence[float] | float | None = None,
         widths: Sequence[int] | None = None,
@@ -582,6 +682,9 @@ class Setup:
             executor: any concurrent.futures.Executor, such as client.get_executor() of a Dask client, whose workers
             train (docs/sweeps.md); retries (2): how often a group is submitted again whose worker was lost.
 
+        Returns:
+          A `SweepResult`: verdicts, `learning_rate` at the base, `rows` (one for each training).
+
         Raises ValueError for arguments that cannot be trained, before anything is compiled, WorkdirError for a workdir
         of another model, other data or settings, Stopped when interrupted, and WorkersLost of an executor.
         """
@@ -601,17 +704,36 @@ class Setup:
             **options,
         )
 
+    @overload
     def tune(
         self,
-        loss: Callable[[Any, Any], jax.Array],
-        batches: Any,
+        loss: Loss,
+        batches: Batches,
         *,
         steps: int,
         target: Mapping[str, int] | None = None,
         budget: str | float | None = None,
         tolerance: float | None = None,
         learning_rate: float | SweepResult | None = None,
-        hyperparameter: str = "learning_rate",
+        hyperparameter: Hyperparameter = "learning_rate",
+        optimizer: NamedOptimizers = "adamw",
+        **options: Unpack[TuneOptions],
+    ) -> SweepResult: ...
+    @overload
+    def tune(
+        self, loss: Loss, batches: Batches, *, steps: int, optimizer: OwnOptimizers, **options: Any
+    ) -> SweepResult: ...
+    def tune(
+        self,
+        loss: Loss,
+        batches: Batches,
+        *,
+        steps: int,
+        target: Mapping[str, int] | None = None,
+        budget: str | float | None = None,
+        tolerance: float | None = None,
+        learning_rate: float | SweepResult | None = None,
+        hyperparameter: Hyperparameter = "learning_rate",
         **options: Any,
     ) -> SweepResult:
         """The best learning rate at the base shape alone; with a target, that of a large run, from small trainings.
@@ -643,6 +765,9 @@ class Setup:
             result of `tune` to the same target, whose law says the rate at each size. Averages (b1, b2, momentum) have
             a law of 1 - b2, one over a number of steps.
           options: those of `sweep`, and with a target those that say what a training is and how it is judged.
+
+        Returns:
+          A `SweepResult`, whose `hyperparameters` are those of the base, or of the target.
 
         The result of a target has `law` and `prediction` (None where too little could be trained). Raises ValueError
         for a target below the base or equal to it, for one with no size between, for a budget below one training, and
@@ -677,10 +802,10 @@ class Setup:
         loss: Callable[[jax.Array, PyTree], jax.Array],
         batch: Sequence[Any],
         *,
-        optimizer: str | Callable[[Setup], optax.GradientTransformation] = "sgd",
+        optimizer: optim.OptimizerName | Callable[[Setup], optax.GradientTransformation] = "sgd",
         probe: Sequence[Any] | None = None,
         layers: Sequence[int] | None = None,
-        average: str = "arithmetic",
+        average: Average = "arithmetic",
         seeds: int = 8,
     ) -> MaximalUpdate:
         """The learning rate whose first step changes the layers of this model by 1 on average, Sbar = 1 (AM-muP):
@@ -695,6 +820,9 @@ class Setup:
           optimizer: a name of `dm.optimizer`, or for another transformation (setup -> transformation), of learning rate
             1, such as lambda m: m.wrap(optax.lion(1.0)).
           layers, average, seeds: of `dm.maximal_update`.
+
+        Returns:
+          A `MaximalUpdate`, whose `learning_rate` is a value at the base.
 
         The learning rate is one of `m.optimizer`, which has the parameterization's factors: its ratio at two shapes
         (`m.at`) says by how much the one tuned at the first must change at the second. Raises ForwardError if layers
@@ -738,6 +866,11 @@ class Setup:
           loss: (logits, targets) -> scalar, the mean over examples.
           batch: (*inputs, targets), of which all gradients of parts are compared. part: examples of a part.
           model: what `init` returned, or training made of it; None: a new init.
+
+        Returns:
+          A `NoiseScale`, in examples, with its interval.
+
+        Raises ValueError for a batch of fewer than 4 parts, and for a loss that is no function.
         """
         check_callable(loss)
         if model is None:
@@ -754,11 +887,20 @@ class Setup:
         self,
         loss: Callable[[jax.Array, PyTree], jax.Array],
         batch: Sequence[Any],
-        optimizer: str | Callable[[Setup], optax.GradientTransformation],
+        optimizer: optim.OptimizerName | Callable[[Setup], optax.GradientTransformation],
         learning_rate: float | None = None,
         groups: Groups = "role",
     ) -> Probe:
-        """This model as `coordinate_check` trains it; loss, batch, optimizer, learning_rate, groups: of `check`."""
+        """This model as `coordinate_check` trains it.
+
+        Args:
+          loss, batch, optimizer, learning_rate, groups: of `check`.
+
+        Returns:
+          A `Probe`.
+
+        Raises ValueError for an unknown group or optimizer.
+        """
         if groups not in GROUPS:
             raise unknown("groups", groups, GROUPS)
         if callable(optimizer):

@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,9 +26,9 @@ from depthmup.measure.coordinate_check import coordinate_check
 from depthmup.models import MODELS
 from depthmup.models.layers import MESH_AXES
 from depthmup.names import LARGEST, nearest, short, unknown, unknown_key
-from depthmup.rules.batch_rules import RULES, RuleName, Run
+from depthmup.rules.batch_rules import RuleName, Run
 from depthmup.rules.optim import DEFAULTS, OPTIMIZERS, RANGES, family_of
-from depthmup.rules.parameterization import LR_DEPTH, TABLES, Parameterization, parameterization
+from depthmup.rules.parameterization import LR_DEPTH, Name, Parameterization, parameterization
 from depthmup.training_settings import Recipe
 
 FAMILY = "residual_mlp"  # the family of models of a config that names none
@@ -107,7 +107,7 @@ MODEL_NAME = Key(meaning="the family of models", choices=tuple(MODELS), column="
 
 @dataclasses.dataclass(frozen=True)
 class ParameterizationSettings:
-    name: str = key("depth_mup", "the rules (docs/rules.md)", choices=TABLES, traced=True, column="parameterization")
+    name: Name = key("depth_mup", "the rules (docs/rules.md)", traced=True, column="parameterization")
     base_width: int = key(32, "counts what model.width counts", low=1, traced=True)
     base_depth: int = key(2, "counts what model.depth counts", low=1, traced=True)
     base_head_dim: int = key(1, "attention equals 1/sqrt(head_dim) at this head size", low=1, traced=True)
@@ -125,9 +125,7 @@ class ParameterizationSettings:
     branch_init: str = key("*", "am_mup: glob of branch weights whose initial variance falls with depth", traced=True)
     base_batch_size: int | None = key(None, "batch size of the tuned training", low=1, traced=True, newer=True)
     base_steps: int | None = key(None, "steps of the tuned training", low=1, traced=True, newer=True)
-    batch_rule: str | None = key(
-        None, "how hyperparameters follow both (docs/batch.md)", choices=RULES, traced=True, newer=True
-    )
+    batch_rule: RuleName | None = key(None, "how hyperparameters follow both (docs/batch.md)", traced=True, newer=True)
 
     def build(self) -> Parameterization:
         values = dataclasses.asdict(self)
@@ -140,7 +138,7 @@ class ParameterizationSettings:
         if self.base_batch_size is None or self.base_steps is None or self.batch_rule is None:
             missing = [f"parameterization.{name}" for name in OF_RUN if getattr(self, name) is None]
             raise SettingsError(f"set {' and '.join(missing)} too, or none of {', '.join(OF_RUN)}")
-        return Run(batch_size, steps, self.base_batch_size, self.base_steps, cast(RuleName, self.batch_rule))
+        return Run(batch_size, steps, self.base_batch_size, self.base_steps, self.batch_rule)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +244,7 @@ class ParallelSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SweepSettings:
-    parameterizations: tuple[str, ...] = key(("sp", "mup", "depth_mup"), "", choices=TABLES, nonempty=True)
+    parameterizations: tuple[Name, ...] = key(("sp", "mup", "depth_mup"), "", nonempty=True)
     optimizers: tuple[str, ...] = key(("sgd", "adam"), "", choices=OPTIMIZERS, nonempty=True)
     depths: tuple[int, ...] = key((2, 4, 8, 16, 32), "", **SIZE)
     widths: tuple[int, ...] = key((32, 64, 128, 256), "", **SIZE)
@@ -412,8 +410,8 @@ class Settings(Recipe, TaskSettings):
             raise SettingsError("evaluate_every must be in steps or epochs, or never, so that runs can be repeated")
         if self.label_smoothing and not LOSSES[self.loss].of_labels:
             raise SettingsError(f"label_smoothing is for the loss cross_entropy, not for {self.loss}: set it to 0")
-        for name, (low, high) in self.sweep.log2_learning_rates.items():
-            grid = f"sweep.log2_learning_rates.{name} = ({low}, {high})"
+        for optimizer, (low, high) in self.sweep.log2_learning_rates.items():
+            grid = f"sweep.log2_learning_rates.{optimizer} = ({low}, {high})"
             if low > high:
                 raise SettingsError(f"{grid} is an empty grid: give (lowest, highest)")
             points = (high - low) * self.sweep.per_octave + 1
@@ -487,7 +485,17 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 
 def put(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The settings with other values of some keys of `flat`. Raises SettingsError if they do not go together."""
+    """The settings with other values of some keys.
+
+    Args:
+      settings: of a run or a sweep.
+      values: {key of `flat`, such as "model.width": value}.
+
+    Returns:
+      New `Settings`.
+
+    Raises SettingsError if they do not go together.
+    """
     changes: dict[str, Any] = {}
     for name, value in values.items():
         *groups, last = name.split(".")

@@ -71,6 +71,11 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
     Args:
       command: the command of the sweep, which the report shows.
       options: arguments of `train`, which also says what is raised.
+
+    Returns:
+      A `Result`: the rows, the verdicts as text, and the path of report.html.
+
+    Raises what `train` raises.
     """
     study, workdir = ConfigStudy.of(config), bucket.folder(workdir)
     _, parts = options.get("shard", (0, 1))

@@ -13,9 +13,17 @@ from depthmup.own_model import Setup
 def assert_transfers(
     m: Setup, loss: Callable[[jax.Array, Any], jax.Array], batch: Sequence[Any], **options: Any
 ) -> None:
-    """Raises AssertionError, with the table of slopes, unless `m.check(loss, batch, **options)` is ok.
+    """Fails a test of yours unless the coordinate check of a model is ok.
 
-    Undecided is an error, too: the table says what would decide it.
+    Args:
+      m: what `setup` returned.
+      loss, batch, options: of `m.check`.
+
+    Returns:
+      None.
+
+    Raises AssertionError, with the table of slopes, unless the answer is ok. Undecided is an error, too: the table says
+    what would decide it.
     """
     report = m.check(loss, batch, **options)
     if not report.ok:

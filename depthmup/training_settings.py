@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from depthmup.declare import declared, key
-from depthmup.losses import LOSSES, of_examples
-from depthmup.schedules import SCHEDULES
+from depthmup.losses import LOSSES, LossName, of_examples
+from depthmup.schedules import Schedule
 
 MOST_STEPS = 2**30  # the number of steps is below it
 
@@ -27,17 +27,15 @@ class Recipe:
     """
 
     epochs: float = key(2.0, "the length of a training", positive=True, traced=True, at_start=False)
-    schedule: str = key(
+    schedule: Schedule = key(
         "linear",
         "of the learning rate; linear and cosine end at 0, cosine_to_tenth at a tenth, wsd falls in the last fifth",
-        choices=SCHEDULES,
         at_start=False,
     )
     warmup_epochs: float = key(0.0, "the learning rate rises linearly first", low=0, traced=True, at_start=False)
-    loss: str = key(
+    loss: LossName = key(
         "cross_entropy",
         "centered_mse: of the change of the output since the start",
-        choices=LOSSES,
         column="loss_function",
     )
     label_smoothing: float = key(0.0, "for cross_entropy, in training", low=0, high=1)

@@ -26,6 +26,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.activations import ActivationName
 from depthmup.backend import prepare_cpu
 from depthmup.fit import FiniteSize, PowerLaw, ensemble_errors, finite_size, power_law
 from depthmup.fit.curve import half_width
@@ -41,7 +42,7 @@ BLOCKS = 8
 WIDTHS = {32: 32768, 64: 16384, 128: 8192, 256: 3072, 512: 768}  # {width: number of networks}
 # {activation: replicates of the DMFT in each block for (panels 1 to 3, panel 4)}. tanh needs more: its distances are
 # smaller and noisier.
-REPLICATES = {"relu": (4, 1), "tanh": (14, 4)}
+REPLICATES: dict[ActivationName, tuple[int, int]] = {"relu": (4, 1), "tanh": (14, 4)}
 COLORS = {"relu": "C0", "tanh": "C1"}
 
 
@@ -51,11 +52,11 @@ def blocks(problem: Problem, samples: int, replicates: int) -> np.ndarray:
     return np.stack([run.predictions[1:] for run in runs])
 
 
-def problem(activation: str, depth: int = DEPTH, steps: int = STEPS) -> Problem:
+def problem(activation: ActivationName, depth: int = DEPTH, steps: int = STEPS) -> Problem:
     return Problem(KX, Y, depth=depth, steps=steps, eta0=ETA0, activation=activation)
 
 
-def networks(activation: str, width: int, seeds: int) -> np.ndarray:
+def networks(activation: ActivationName, width: int, seeds: int) -> np.ndarray:
     """Predictions of networks, (seeds, STEPS - 1, P). Different widths or activations have no seed in common."""
     first = 2**20 * width + 2**30 * list(COLORS).index(activation)
     return train(problem(activation), width=width, seeds=seeds, first_seed=first)[:, 1:].astype(float)
@@ -218,7 +219,7 @@ def finish(axes: Axes, title: str, size: str, quantity: str, sizes: Sequence[int
 
 def main(
     widths: Mapping[int, int] = WIDTHS,
-    replicates: Mapping[str, tuple[int, int]] = REPLICATES,
+    replicates: Mapping[ActivationName, tuple[int, int]] = REPLICATES,
     depths: Sequence[int] = (2, 3, 4, 6, 8, 12, 16),
     linear_depths: Sequence[int] = (2, 4, 8, 16, 32, 64),
     samples: int = 16000,

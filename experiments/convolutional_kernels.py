@@ -21,6 +21,7 @@ from depthmup.data import digits
 from depthmup.data.dataset import Split
 from depthmup.fit import ensemble_errors
 from depthmup.models import ResidualCNN, model_specs
+from depthmup.models.layers import Padding
 from depthmup.rules.specs import is_spec
 from depthmup.theory import lazy_conv_kernels
 from experiments.networks import noisy_law
@@ -36,13 +37,15 @@ def images(samples: int) -> np.ndarray:
     return ((data.train.inputs[:samples] - data.mean) / data.std).astype(np.float32)
 
 
-def limit(x: np.ndarray, depth: int | None, padding: str) -> dict[str, np.ndarray]:
+def limit(x: np.ndarray, depth: int | None, padding: Padding) -> dict[str, np.ndarray]:
     """The feature kernel of the last layer and the NTK, (P, P) each."""
     kernels = lazy_conv_kernels(x, depth, "relu", GAIN**0.5, padding=padding, times=(1,))
     return {"H": kernels.H[0], "NTK": kernels.ntk}
 
 
-def networks(x: np.ndarray, width: int, depth: int, seeds: int, padding: str, first_seed: int) -> dict[str, np.ndarray]:
+def networks(
+    x: np.ndarray, width: int, depth: int, seeds: int, padding: Padding, first_seed: int
+) -> dict[str, np.ndarray]:
     """The same of networks at initialization, (seeds, P, P), with the learning rates of docs/theory.md section 0."""
     model = ResidualCNN(width, depth, 1, "relu", kernels=(3,), gain=GAIN, padding=padding, scan=False)
     specs, p = model_specs(model, x.shape[1:]), dm.parameterization("depth_mup")
@@ -71,7 +74,7 @@ def rows(
     depth: int = 4,
     seeds: int = 300,
     depths: Sequence[int] = (128, 256),
-    padding: str = "circular",
+    padding: Padding = "circular",
 ) -> list[Row]:
     """widths, depth, seeds, padding: of the networks. depths: between which the slope in depth is taken."""
     x, result = images(samples), []

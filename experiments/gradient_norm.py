@@ -21,6 +21,7 @@ import optax
 import depthmup as dm
 from configs import default
 from depthmup.backend import prepare_cpu
+from depthmup.rules.parameterization import Name
 from depthmup.settings import from_config
 from depthmup.train import Hyper, Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
@@ -29,10 +30,10 @@ from experiments.check_pictures import Net
 
 WIDTH, DEPTH, SEEDS, BATCH = 128, 4, 8, 64
 AXES = {"width": (64, 128, 256, 512, 1024), "depth": (2, 4, 8, 16, 32, 64)}
-NAMES = ("sp", "mup", "depth_mup")
+NAMES: tuple[Name, ...] = ("sp", "mup", "depth_mup")
 
 
-def norms(axis: str, values: tuple[int, ...], names: tuple[str, ...] = NAMES) -> dict[str, list[float]]:
+def norms(axis: str, values: tuple[int, ...], names: tuple[Name, ...] = NAMES) -> dict[str, list[float]]:
     """{parameterization: the norm at each value of `axis`}."""
     settings = from_config(default.get_config("residual_mlp"))
     batch = examples(batches_of(settings), BATCH)

@@ -17,12 +17,14 @@ import numpy as np
 import optax
 
 import depthmup as dm
+from depthmup.activations import ActivationName
 from depthmup.fit import PowerLaw, power_law
 from depthmup.models import MLP, Model, ResidualMLP
 from depthmup.names import at_least_one
 from depthmup.rules.parameterization import ForwardFactors, LeafFactors, Name
 from depthmup.rules.specs import PyTree, is_spec
 from depthmup.theory import Problem
+from depthmup.theory.checks import ReadoutName
 from depthmup.train import Hyper, Task, TrainState
 from depthmup.train.devices import trial_layout
 from depthmup.train.step import FOREVER
@@ -95,7 +97,12 @@ def train(
 
 
 def network(
-    width: int, depth: int, outputs: int = 1, activation: str = "tanh", readout: str = "phi", residual: bool = True
+    width: int,
+    depth: int,
+    outputs: int = 1,
+    activation: ActivationName = "tanh",
+    readout: ReadoutName = "phi",
+    residual: bool = True,
 ) -> Model:
     """The module that `train` trains, its blocks unrolled: 1.6 times faster than scanned, but slower to compile.
 
@@ -132,7 +139,7 @@ class RegressionTask(Task):
         return jax.tree.map(lambda w: w.astype(jnp.result_type(float)), params), statistics
 
 
-def _checked(problem: Problem) -> tuple[int, str]:
+def _checked(problem: Problem) -> tuple[int, ActivationName]:
     """(depth, activation). Raises ValueError for a problem that has a limit, but that `train` has no network for."""
     for missing, needed in (
         (problem.depth is None, "a finite depth"),

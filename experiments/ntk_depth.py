@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import depthmup as dm
+from depthmup.activations import ActivationName
 from depthmup.fit import ensemble_errors
 from depthmup.measure import empirical_ntk, linen_dense
 from depthmup.models import Model, model_specs
@@ -37,7 +38,7 @@ BIASED = (72, 108)  # degrees at which the bias of the branches' part is measure
 
 
 @functools.cache
-def over_angles(depth: int | None, activation: str = "relu") -> dict[str, np.ndarray]:
+def over_angles(depth: int | None, activation: ActivationName = "relu") -> dict[str, np.ndarray]:
     """{name: values at the angles of GRID, (angles,)} at infinite width: PARTS of the NTK, H(1) and G(0), between two
     inputs of norm 1."""
     norms = np.ones(1), np.ones(len(GRID))
@@ -90,7 +91,7 @@ def rows(
     depth: int = 8,
     seeds: int = 1000,
     depths: Sequence[int] = DEPTHS,
-    activations: Sequence[str] = ("relu", "erf", "tanh"),
+    activations: Sequence[ActivationName] = ("relu", "erf", "tanh"),
 ) -> list[Row]:
     """widths, depth, seeds: of networks. depths: of the limits of infinite width."""
     result = []

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.activations import ActivationName
 from depthmup.fit.curve import half_width
 from depthmup.measure import distance, feature_kernels
 from depthmup.theory import Problem, dmft, linear_dmft
@@ -81,7 +82,7 @@ def most(values: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def last_kernels(width: int, depth: int, activation: str) -> Observe:
+def last_kernels(width: int, depth: int, activation: ActivationName) -> Observe:
     """The argument `observe` of `train` on `X` that measures H^L and Phi^L, (2, P, P)."""
     model = network(width, depth, 1, activation)
 
@@ -97,14 +98,14 @@ def movement(kernel: np.ndarray) -> float:
     return float(distance(jnp.asarray(kernel[-1, :, -1]), jnp.asarray(kernel[0, :, 0])))
 
 
-def problems(activation: str, gammas: Sequence[float], shape: Any) -> list[Problem]:
+def problems(activation: ActivationName, gammas: Sequence[float], shape: Any) -> list[Problem]:
     """Of each gamma0. shape: depth and steps."""
     rich = Problem(KX, Y, activation=activation, eta0=ETA0[activation], **shape)
     return [dataclasses.replace(rich, gamma0=gamma0) for gamma0 in gammas]
 
 
 def approach(
-    activation: str, gammas: Sequence[float], samples: int, shape: Any, nets: Any
+    activation: ActivationName, gammas: Sequence[float], samples: int, shape: Any, nets: Any
 ) -> Iterator[tuple[str, Measured]]:
     """The distance from the lazy limit: (of theory or networks, its values). shape: depth and steps. nets: width and
     seeds of the networks."""
@@ -149,7 +150,7 @@ def rows(
     samples: int = 16000,
     width: int = 256,
     seeds: int = 64,
-    activations: Sequence[str] = ("linear", "tanh", "relu"),
+    activations: Sequence[ActivationName] = ("linear", "tanh", "relu"),
     gammas: Sequence[float] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
     moved: Sequence[float] = (0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0),
 ) -> list[Row]:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import depthmup as dm
+from depthmup.activations import ActivationName
 from depthmup.models import CNN, Model, ResidualCNN, states
 from depthmup.theory.moments import moments
 from experiments.output import Row, about, mean
@@ -52,7 +53,7 @@ def second_moments(model: Model, x: np.ndarray, seeds: int, branch: float = 1.0)
     return np.stack([z for z, _ in results]), np.stack([dz for _, dz in results])
 
 
-def variance_map(activation: str, gain: float, layers: int, start: float = 1.0) -> np.ndarray:
+def variance_map(activation: ActivationName, gain: float, layers: int, start: float = 1.0) -> np.ndarray:
     """q_1 = start, q_{l+1} = gain <phi(sqrt(q_l) z)^2>, z ~ N(0, 1): variances of z^1 .. z^layers at infinite width."""
     q = [start]
     for _ in range(layers - 1):
@@ -61,7 +62,7 @@ def variance_map(activation: str, gain: float, layers: int, start: float = 1.0) 
     return np.array(q)
 
 
-def slope_moment(activation: str, variance: float = 1.0) -> float:
+def slope_moment(activation: ActivationName, variance: float = 1.0) -> float:
     """<phi'(sqrt(variance) z)^2>, z ~ N(0, 1). Times the gain: the factor of a gradient's mean square in each layer."""
     return float(moments(activation).same(jnp.array([variance]))[1][0])
 

@@ -25,6 +25,7 @@ import numpy as np
 import optax
 
 import depthmup as dm
+from depthmup.activations import ActivationName
 from depthmup.backend import prepare_cpu
 from depthmup.fit import capped, ensemble_errors, optimum
 from depthmup.fit.drift import fitted_drift
@@ -175,7 +176,8 @@ def limits_commute(
     """Appendix F: predictions have no term L/N, with which the order of the limits would matter. {width: networks}"""
     sizes, rows = np.array(depths, float)[:, None], []
     share = np.linalg.pinv(np.hstack([sizes ** -np.arange(3), sizes]))[-1]  # of each depth in the coefficient of L
-    for i, (activation, eta0) in enumerate((("linear", 0.15), ("relu", 0.5))):
+    rates: dict[ActivationName, float] = {"linear": 0.15, "relu": 0.5}
+    for i, (activation, eta0) in enumerate(rates.items()):
         problem, moments = Problem(KX, Y, depth=2, steps=6, eta0=eta0, activation=activation), []
         for width, seeds in widths.items():
             options: dict[str, Any] = dict(width=width, seeds=seeds, first_seed=2**20 * width + 2**30 * i)
@@ -401,7 +403,7 @@ def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
         pairs = 1 + 2.0 * np.minimum.outer(m, m)
         return float(np.mean([pairs[:l, :l].sum() for l in range(depth)]))  # noqa: E741 - z^1 does not change
 
-    def residual(depth: int, activation: str, beta: float) -> float:
+    def residual(depth: int, activation: ActivationName, beta: float) -> float:
         options: dict[str, Any] = dict(steps=2, eta0=0.01, activation=activation, beta=beta, trained=("branch",))
         H = dmft(np.ones((1, 1)), np.ones(1), depth=depth, samples=4000, **options).H[:, :, 0, :, 0]
         return float(np.mean(H[:, 1, 1] - 2 * H[:, 0, 1] + H[:, 0, 0]))
@@ -411,7 +413,8 @@ def mean_change_at_infinite_width(largest: int = 64) -> list[Row]:
 
     rows = [Row("6a", "plain, N = inf: eta* from L = 256 to 512", about(-1.5, 0.01), last(plain, 512))]
     name = f"N = inf: eta* from L = {largest // 2} to {largest}"
-    for activation, beta in (("relu", 2**0.5), ("linear", 1.0), ("tanh", 1.0)):
+    betas: dict[ActivationName, float] = {"relu": 2**0.5, "linear": 1.0, "tanh": 1.0}
+    for activation, beta in betas.items():
         # In the absorbed form the learning rate of the branches is eta_0 / L.
         value = last(functools.partial(residual, activation=activation, beta=beta)) - 1
         rows.append(Row("6b", f"{activation}, branches of one layer, {name}", about(-1, 0.08), value))

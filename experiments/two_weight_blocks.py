@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.activations import ActivationName
 from depthmup.theory import Problem
 from experiments.convergence import bias, blocks, of_doubling, slope
 from experiments.networks import KX, Y, inputs
@@ -31,7 +32,8 @@ from experiments.output import Row, about, mean, of_law
 DEPTH, STEPS, ETA0 = 3, 8, 0.3  # gamma_0 = 1
 DEPTH_STEPS = 6  # number of steps of part 3
 PHI: dict[str, Callable[[jax.Array], jax.Array]] = {"relu": jax.nn.relu, "tanh": jnp.tanh}
-WIDTHS = {  # {width: number of networks}; tanh has more networks, since its bias is small and noise would hide it
+# {width: number of networks}; tanh has more networks, since its bias is small and noise would hide it
+WIDTHS: dict[ActivationName, dict[int, int]] = {
     "relu": {32: 8192, 64: 8192, 128: 4096, 256: 4096},
     "tanh": {32: 24576, 48: 16384, 64: 12288, 96: 8192, 128: 4096, 256: 1024},
 }
@@ -41,7 +43,7 @@ TOGETHER = 2**19  # how many weights are trained side by side, over all networks
 Weights = dict[str, jax.Array]
 
 
-def problem(activation: str, matrices: int) -> Problem:
+def problem(activation: ActivationName, matrices: int) -> Problem:
     """The problem of part 1, with this many matrices in each branch."""
     return Problem(KX, Y, depth=DEPTH, activation=activation, branch_weights=matrices, steps=STEPS, eta0=ETA0)
 
@@ -53,7 +55,7 @@ def initial(key: jax.Array, width: int, depth: int, inputs: int) -> Weights:
     return {name: jax.random.normal(k, shape) for k, (name, shape) in zip(keys, shapes.items(), strict=True)}
 
 
-def states(weights: Weights, x: jax.Array, activation: str) -> tuple[jax.Array, jax.Array]:
+def states(weights: Weights, x: jax.Array, activation: ActivationName) -> tuple[jax.Array, jax.Array]:
     """h^L, (P, N), of inputs x, (P, D), and h^l before each block, (depth, P, N)."""
     phi, (depth, width, _) = PHI[activation], weights["inner"].shape
 
@@ -64,11 +66,11 @@ def states(weights: Weights, x: jax.Array, activation: str) -> tuple[jax.Array, 
     return jax.lax.scan(block, x @ weights["in"].T / x.shape[1] ** 0.5, (weights["inner"], weights["outer"]))
 
 
-def predict(weights: Weights, x: jax.Array, activation: str) -> jax.Array:
+def predict(weights: Weights, x: jax.Array, activation: ActivationName) -> jax.Array:
     return PHI[activation](states(weights, x, activation)[0]) @ weights["out"] / len(weights["out"])
 
 
-def networks(activation: str, width: int, seeds: int) -> np.ndarray:
+def networks(activation: ActivationName, width: int, seeds: int) -> np.ndarray:
     """Centred predictions without t = 0, (seeds, STEPS - 1, P)."""
     x, y = (jnp.asarray(array, jnp.float32) for array in (inputs(KX), Y))
 

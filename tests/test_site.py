@@ -1,8 +1,10 @@
 """The site of `make docs`: its pages exist, their links hold, their commands and their Python run. Without mkdocs."""
 
+import doctest
 import importlib.util
 import inspect
 import json
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -182,7 +184,8 @@ def test_a_wrong_command_is_found():
 
 def documented_in(text):
     """The public names of a page of the reference. A function that is named as its module stands there as a.b.b."""
-    return [re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in re.findall(r"^::: (\S+)$", text, re.M)]
+    names = [re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in re.findall(r"^::: (\S+)$", text, re.M)]
+    return [re.sub(r"^depthmup\.rules\.(?=\w+$)", "depthmup.", name) for name in names]
 
 
 def test_every_public_name_is_in_the_reference():
@@ -210,18 +213,38 @@ def test_the_reference_has_every_method():
         assert public <= set(pages[cls.__name__]), cls
 
 
-def test_every_argument_is_in_its_docstring():
+def public_functions():
+    """{name: function} of what stands in docs/api/, methods too."""
+    functions = {}
+    for page in (DOCS / "api").glob("*.md"):
+        for name, options in re.findall(r"^::: (\S+)\n((?:    .*\n)*)", page.read_text() + "\n", re.M):
+            obj = pkgutil.resolve_name(name)
+            members = re.findall(r"^ {8}- (\w+)$", options, re.M)
+            functions |= {name: obj, **{f"{name}.{member}": vars(obj)[member] for member in members}}
+    return {name: inspect.unwrap(value) for name, value in functions.items() if inspect.isfunction(value)}
+
+
+def test_docstrings_say_what_goes_in_and_what_comes_out():
     """docs/api/core.md says what p, specs and params are."""
-    names = ("depthmup", "depthmup.fit", "depthmup.theory", "depthmup.sweep", "depthmup.models")
-    public = [getattr(m, name) for m in map(importlib.import_module, names) for name in m.__all__]
-    methods = [value for cls in (dm.Setup, SweepResult) for name, value in vars(cls).items() if name[0] != "_"]
-    functions = [value for value in [*public, *methods] if inspect.isfunction(value)]
     missing = []
-    for function in functions:
-        doc = inspect.getdoc(function) or ""
-        names = inspect.signature(function).parameters.keys() - {"self", "p", "specs", "params"}
-        missing += [(function.__qualname__, name) for name in names if not re.search(rf"\b{name}\b", doc)]
+    for name, function in public_functions().items():
+        doc, arguments = inspect.getdoc(function) or "", inspect.signature(function).parameters.keys() - {"self"}
+        sections = ["Returns", *(["Args:"] if arguments else [])]
+        missing += [(name, section) for section in sections if not re.search(rf"^{section}", doc, re.M)]
+        known = {"p", "specs", "params"}
+        missing += [(name, argument) for argument in arguments - known if not re.search(rf"\b{argument}\b", doc)]
     assert missing == []
+
+
+def test_examples_of_docstrings():
+    """Those that are written as sessions of Python."""
+    finder, runner, examples = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(), 0
+    for name, function in public_functions().items():
+        for test in finder.find(function, name, globs={**function.__globals__, "dm": dm}):
+            runner.run(test)
+            examples += bool(test.examples)
+    assert runner.summarize(verbose=False).failed == 0
+    assert examples >= 7
 
 
 def test_markup_of_docstrings_is_shown():
@@ -243,15 +266,11 @@ def test_no_function_hides_behind_its_module():
 
 
 def test_every_public_function_has_an_example():
-    """In the Python of its page, which `test_pages` runs. Classes are what functions return, or are models."""
-    for page in sorted((DOCS / "api").glob("*.md")):
-        text = page.read_text()
-        code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
-        names = [name.rsplit(".", 1) for name in documented_in(text)]
-        functions = [
-            name for module, name in names if inspect.isfunction(getattr(importlib.import_module(module), name))
-        ]
-        assert [name for name in functions if not re.search(rf"\b{name}\(", code)] == [], page.name
+    """In its docstring, or in the Python of its page, which `test_pages` runs. Classes are what functions return."""
+    pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    code = "\n".join(re.findall(r"```python\n(.*?)```", pages, re.S))
+    without = [name for name, function in public_functions().items() if ">>>" not in (inspect.getdoc(function) or "")]
+    assert [name for name in without if not re.search(rf"\b{name.rpartition('.')[2]}\b", code)] == []
 
 
 def test_all_python_of_the_pages_is_known():

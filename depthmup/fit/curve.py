@@ -32,7 +32,15 @@ def half_width(degrees: float, level: float = CONFIDENCE) -> float:
 
 
 def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """`losses` cut at `cap` (None or infinity: the largest finite loss), which NaN and infinity, divergence, become."""
+    """Losses cut at a cap, which NaN and infinity, divergence, become.
+
+    Args:
+      losses: any shape.
+      cap: None or infinity: the largest finite loss.
+
+    Returns:
+      The losses in the same shape, all finite.
+    """
     losses = floats("losses", losses)
     finite = losses[np.isfinite(losses)]
     if cap is not None:
@@ -42,7 +50,14 @@ def capped(losses: np.ndarray, cap: float | None) -> np.ndarray:
 
 
 def log_losses(losses: np.ndarray, cap: float | None) -> np.ndarray:
-    """Natural logarithms of the losses, `capped` at cap; a loss of 0 counts as half the smallest other loss."""
+    """Natural logarithms of losses; a loss of 0 counts as half the smallest other loss.
+
+    Args:
+      losses, cap: of `capped`.
+
+    Returns:
+      The logarithms in the same shape, all finite.
+    """
     cut = capped(losses, cap)
     positive = cut[cut > FLOOR]
     return np.log(np.maximum(cut, positive.min() / 2 if positive.size else FLOOR))

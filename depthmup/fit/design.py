@@ -61,6 +61,9 @@ def design(
       budget: what the trainings may cost together.
       tolerance: stop where the expected 97.5% cost of the rate is at most this share of the loss: .01 is 1%.
 
+    Returns:
+      A `Design`: the chosen candidates in order, and the expected cost after each.
+
     Raises ValueError for a missing column, for a size, rate or cost that is not positive, and for a target that the law
     refuses.
     """

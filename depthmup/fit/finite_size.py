@@ -76,6 +76,9 @@ def ensemble_errors(predictions: ArrayLike, limit: ArrayLike) -> EnsembleErrors:
       predictions: (seeds, ...), the predictions of networks of one width and depth.
       limit: (...), the limit of the predictions, such as a solver's prediction.
 
+    Returns:
+      `EnsembleErrors`: three numbers and their standard errors.
+
     Standard errors come from the jackknife (leaving out each seed in turn). Where the squared bias is small beside
     variance / seeds, its standard error is up to sqrt(2) times too large.
     Raises ValueError for fewer than three seeds, shapes that do not fit, or values that are not finite.
@@ -117,6 +120,9 @@ def finite_size(
       errors: (points,), mean squared errors to the limit, such as `EnsembleErrors.squared_error`.
       stderr: (points,), standard errors of `errors`. None, or 0 at all points: all errors have one relative accuracy.
       terms: the terms to fit, of "v", "m2", "k" and "cross"; (): all, or v and m2 if all depths are infinite.
+
+    Returns:
+      A `FiniteSize`: the coefficients with their standard errors.
 
     Without cross the law holds only where the product of the two biases is 0 on average. You may also fit variances
     alone (terms v) or squared biases alone (m2, k, cross), which determines each coefficient better than their sum

@@ -87,6 +87,9 @@ def optimum(
         None: every finite loss has learned something.
       diverged: bool, shaped like losses. None: losses that are NaN or infinite are those of diverged trainings.
 
+    Returns:
+      An `Optimum`: the learning rate, its 95% interval, and the reason if there is none.
+
     What lies beyond a cliff is censored: above the best learning rate only those learning rates count at which all
     seeds train, and of these only those before the first jump that no bowl makes, several times steeper than the curve
     is anywhere before it (`curve.STEEPER`), be it to a plateau, to a large loss or to divergence. On them, the log loss

@@ -21,6 +21,9 @@ def path_sum(edges: Edges, source: Hashable, sink: Hashable) -> int:
       edges: (from, to, layers) for every edge of a graph without cycles, with 0 layers or more. The length L_p of a
         path is the sum of the layers of its edges. Several edges between the same two nodes make different paths.
 
+    Returns:
+      P, a whole number.
+
     The sum is an exact integer. It passes sums of L_p^k, k = 0..3, from node to node, and never lists the paths, whose
     number grows exponentially with depth.
     Raises ValueError for a cycle, layers that are negative or no integers, or a sink that no path reaches.
@@ -42,7 +45,13 @@ def minimal_depth(edges: Edges, source: Hashable, sink: Hashable) -> int:
     minimal path length; each residual block counts as 1"). An edge without layers is the skip of a block: its length is
     that of a layer.
 
-    edges, source, sink and errors are those of `path_sum`.
+    Args:
+      edges, source, sink: of `path_sum`.
+
+    Returns:
+      L, a whole number.
+
+    Raises as `path_sum`.
     """
     return _along(edges, source, sink, 0, lambda ways: min(length + max(1, layers) for length, layers in ways))
 
@@ -93,9 +102,16 @@ def _longer(sums: tuple[int, ...], layers: int, k: int) -> int:
 
 
 def chain_path_sum(stages: Sequence[Sequence[int]]) -> int:
-    """`path_sum` of a chain of stages; a stage lists the number of layers on each of its parallel ways.
+    """`path_sum` of a chain of stages.
 
-    (1,) is a plain layer, (0, 1) a residual block of one layer, (1, 2) a block of two with a projection shortcut.
+    Args:
+      stages: each lists the number of layers on each of its parallel ways. (1,) is a plain layer, (0, 1) a residual
+        block of one layer, (1, 2) a block of two with a projection shortcut.
+
+    Returns:
+      P, a whole number.
+
+    Raises ValueError as `path_sum`.
     """
     edges = [
         (i, i + 1, layers)

@@ -76,6 +76,9 @@ def power_law(depths: ArrayLike, lrs: Sequence[float | None], stderr: ArrayLike 
       stderr: (points,), standard errors of log2 lr in octaves, such as `Optimum.stderr`. The fit is ordinary least
         squares if stderr is None, NaN at a point that is used (one seed), or 0 at all points.
 
+    Returns:
+      A `PowerLaw`: the exponent with its 95% interval; called with depths, it gives their learning rates.
+
     A point has weight 1 / (stderr^2 + mean stderr^2). The usual weight 1 / stderr^2 would be worse: few seeds determine
     a standard error only roughly, and a standard error that is small by chance draws the line to its point. In
     simulations (4 to 12 depths of equal noise) 95% intervals with weights 1 / stderr^2 held the exponent in only 92 to
@@ -122,6 +125,9 @@ def segmented(
     Args:
       depths, lrs: as in `power_law`, but every depth once.
       segments: name -> (two anchors, depths to predict).
+
+    Returns:
+      A `Segment` for each of `segments`, with the relative error of each prediction.
 
     A depth that was not measured or has no optimum is left out, and so is a segment that lacks an anchor or has no
     depth left to predict. Raises ValueError as `power_law` does, and for a depth that occurs twice.

@@ -50,11 +50,18 @@ def predictions(
     path_sums: Mapping[float, int] | None = None,
     calibrated: Mapping[str, Mapping[float, float | None]] | None = None,
 ) -> dict[str, float | None]:
-    """{rule: learning rate at depth `target`}, given that `learning_rate` is the best one at `depth`.
+    """What each rule predicts at depth `target`, given that `learning_rate` is the best one at `depth`.
 
-    `learning_rate_rules` explains the rules and the arguments; "fitted", which needs two tuned depths, is not among
-    them. A learning rate is None where path_sums or calibrated lack a depth. Raises ValueError for values that are not
-    positive.
+    Args:
+      depth, learning_rate: where it was tuned.
+      target: another depth.
+      path_sums, calibrated: of `learning_rate_rules`, which explains the rules.
+
+    Returns:
+      {rule: learning rate}, None where path_sums or calibrated lack a depth. "fitted", which needs two tuned depths, is
+      not among them.
+
+    Raises ValueError for values that are not positive.
     """
     for what, number in (("depth", depth), ("learning_rate", learning_rate), ("target", target)):
         POSITIVE.check(what, number)
@@ -83,6 +90,9 @@ def learning_rate_rules(
       result: sizes L with their optima. Predictions start from L0, the smallest size with an optimum, and its lr0.
       path_sums: {size: PathSum P} (see `path_sum`), or None.
       calibrated: {name of a rule: {size: learning rate c}} of calibrations such as paper B's maximal update.
+
+    Returns:
+      A `Rule` for each rule: its learning rate at every size, None where it has none.
 
     The rules predict at size L:
       "constant"   lr0

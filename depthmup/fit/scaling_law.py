@@ -475,6 +475,9 @@ def scaling_law(
         of these names; by default no parameterization, and Adam), those of Adam and SGD. None: none.
       sizes: the sizes of the law. None: all that the table has, width and depth before parameters, steps before tokens.
 
+    Returns:
+      A `ScalingLaw`; `predict` asks it for a larger size.
+
     `joint_fit` has the law: one fit to all curves up to their cliffs. A rate that diverges, or lies beyond a cliff,
     says that it is too high. Where the rows vary batch size and length, the optimum bends at a critical batch size that
     grows with the data: it may lie anywhere, also beyond the rows.

@@ -147,6 +147,9 @@ def transfer(
         of the loss such as "0.5%"; "1 octave" is 1.0 (`worth` says which share some percent of the steps are worth).
       looks: at how many times in all a verdict is asked for while seeds are added; errors are corrected for them.
 
+    Returns:
+      A `Transfer`; print it for the verdict in words.
+
     The question of the verdict: is the value that is printed, the one that is best at the smallest size, as good at a
     larger one as the best there? Its cost is the difference of log losses. That is compared with the margin, by
     default the cost of a learning rate an octave below the size's optimum, a tenth of a percent at least:
@@ -224,9 +227,17 @@ def margin_of(margin: float | str) -> Margin:
 
 
 def worth(over_steps: Transfer, share: float) -> str:
-    """The margin that is worth a share of the training, such as .02 of its steps: by how many percent the loss falls
-    when the steps grow by it, from the best losses of `over_steps`, a result along "steps". Raises ValueError for a
-    result along another axis, and where the loss does not fall."""
+    """The margin that is worth a share of the training: by how many percent the loss falls when the steps grow by it.
+
+    Args:
+      over_steps: a result along "steps", whose best losses say so.
+      share: of the steps, such as .02.
+
+    Returns:
+      The margin as text, such as "0.5%", which `transfer` takes.
+
+    Raises ValueError for a result along another axis, and where the loss does not fall.
+    """
     POSITIVE.check("share", share)
     best = [(size, o.loss) for size, o in zip(over_steps.values, over_steps.optima, strict=True) if o.loss > 0]
     if over_steps.axis != "steps" or len(best) < 2:
@@ -330,13 +341,18 @@ def _beyond(result: Transfer, value: str) -> str:
 
 
 def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
-    """At the size with index `i`: the loss at the grid point nearest to `learning_rate`, minus the best loss.
+    """What a learning rate costs at one size: the loss at the grid point nearest to it, minus the best loss.
 
-    result: what `transfer` returned.
+    Args:
+      result: what `transfer` returned.
+      i: the index of the size.
+      learning_rate: above 0.
 
-    None if a seed diverges at that point, or if the point is more than half a grid step away, which happens outside the
-    grid and in gaps of an adaptive sweep's grid. Raises ValueError for a learning rate that is not positive, and for an
-    index of no size.
+    Returns:
+      The difference in the units of the loss. None if a seed diverges at that point, or if the point is more than half
+      a grid step away, which happens outside the grid and in gaps of an adaptive sweep's grid.
+
+    Raises ValueError for a learning rate that is not positive, and for an index of no size.
     """
     if not isinstance(result, Transfer) or i not in range(-len(result.values), len(result.values)):
         raise ValueError(f"the size must be one of a result of `transfer`, got index {short(i)} of {short(result)}")

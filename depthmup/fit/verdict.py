@@ -130,7 +130,12 @@ class Difference(NamedTuple):
 
 
 def judged(sizes: Sequence[Size], margin: Margin, looks: int) -> Judged:
-    """The verdict over sizes, of which the first is the one that was tuned. `transfer` explains margin and looks."""
+    """The verdict over sizes, of which the first is the one that was tuned. `transfer` explains margin and looks.
+
+    optima 2^-4, 2^-4.1, 2^-4.2 with narrow intervals, margin 1 octave      # "transfers"
+    optima 2^-4, 2^-5.5, 2^-7                                               # "does not transfer"
+    the same from one seed                                                  # "undecided", with the need of seeds
+    """
     learned = [size.curve.learned() for size in sizes]
     answers: list[Answer] = [OPEN if is_learned else UNLEARNED for is_learned in learned]
     none = Judged(NOTHING, answers, None, [None] * len(sizes), None, [], [math.nan] * len(sizes), None, {})
@@ -208,28 +213,35 @@ class Tuned:
         return math.expm1(self.allowed(size)) if size.has_optimum else math.nan
 
     def answer(self, size: Size) -> tuple[Answer, Need | None]:
-        """The answer of a size, and what would decide an open one."""
+        """The answer of a size, and what would decide an open one.
+
+        First the cases in which the loss of the value was not measured: it lies outside the grid, where training
+        diverges, or where no curve is known. Then the interval of its cost beyond the margin decides.
+        """
         x, curve = size.curve.x, size.curve
+        # Outside the grid: beyond if the end of the grid costs too much already and the loss rises towards the value.
         if not x[0] - NEAR <= self.at <= x[-1] + NEAR:
             above = self.at > x[0]
             end = float(x[-1] if above else x[0])
             if self._surely_beyond(size, end) and self._rises(size, end):
                 return BEYOND, None
             return OPEN, _wider(size, "higher" if above else "lower")
-        if curve.edge < len(x) and self.at > x[curve.edge - 1] + NEAR:
+        if curve.edge < len(x) and self.at > x[curve.edge - 1] + NEAR:  # above the last rate at which all seeds train
             return self._at_edge(size)
         if not size.has_optimum or not size.known().covers(self.at):
             return (BEYOND, None) if self._surely_beyond_the_end(size) else (OPEN, _wider(size))
         excess, posterior = self.excess(size), size.known()
-        if not posterior.freedom:
+        if not posterior.freedom:  # no scatter, no interval
             return OPEN, self.more_seeds(size, 2)
         if excess.high(self.error) < 0:
             return WITHIN, None
+        # The margin is not measured where the grid ends within it: a value that near may still be within.
         short = self._short(size)
         if excess.low(self.error_at(size)) > 0 and not (short and abs(self.at - posterior.star) <= self._octaves):
             return BEYOND, None
         if short:
             return OPEN, _wider(size, "lower")
+        # Open: the interval falls as one over the square root of the seeds until it leaves 0 out.
         is_within = excess.value < 0
         middle = float(np.median(excess.draws))
         reach = excess.high(self.error) - middle if is_within else middle - excess.low(self.error_at(size))

@@ -44,7 +44,11 @@ class CoordinateReport(NamedTuple):
         return self.verdict == OK
 
     def table(self) -> str:
-        """The verdict and a row for every slope, also of those that are not judged."""
+        """The verdict and a row for every slope, also of those that are not judged.
+
+        Returns:
+          The table as text.
+        """
         return "\n".join([*self._lines(), "", *_rows(self.slopes)])
 
     def __str__(self) -> str:
@@ -103,7 +107,14 @@ class CoordinateReport(NamedTuple):
         return lines
 
     def plot(self, path: str | Path) -> None:
-        """Draw RMS changes against width and depth, one line per judged group, to a PNG."""
+        """Draw RMS changes against width and depth, one line per judged group.
+
+        Args:
+          path: of the PNG.
+
+        Returns:
+          None.
+        """
         from depthmup.measure.plot import plot_coordinates
 
         plot_coordinates(self.title, self.slopes, path)
@@ -151,6 +162,9 @@ def coordinate_check(
       tolerance: a slope is to be within +-tolerance.
       title: of the report. progress: is told first about how long it takes, and then what is trained.
       kept: trainings of an earlier check of the same probes, which are not made again; new ones are added.
+
+    Returns:
+      A `CoordinateReport` with a slope for each group, quantity, axis and step.
 
     Every judged slope gets one of three answers, from its interval: "ok", "not ok" or "undecided". `slope.answer` has
     the rule. Along depth a slope that falls like 1/depth is no fault, so from three depths on the slope is also fitted

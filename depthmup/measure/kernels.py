@@ -50,6 +50,9 @@ def network_fields(
       phi: the activation, such as `model.phi`.
       gamma0: gamma_0 in F = w.psi / (gamma_0 N); it equals the parameterization's gamma0 if the base width is 1.
 
+    Returns:
+      `NetworkFields`: h and phi(h), lists of (examples, units), and g, a list of (examples x outputs, units).
+
     Raises ValueError if forward returns something else, or for a gamma0 that is not positive.
     """
     POSITIVE.check("gamma0", gamma0)
@@ -79,20 +82,32 @@ def network_kernels(
 ) -> NetworkKernels:
     """H^l, Phi^l and G^l of a finite network, whose infinite-width limits `theory` computes.
 
-    forward, params, x, phi and gamma0 are those of `network_fields`.
-
     The function may be jitted, and vmapped over params of several seeds. For kernels between test and training
     examples, give both in one x.
+
+    Args:
+      forward, params, x, phi, gamma0: those of `network_fields`.
+
+    Returns:
+      `NetworkKernels`: H and Phi, (layers, examples, examples), and G, (layers, examples x outputs, examples x
+      outputs).
+
+    Raises as `network_fields`.
     """
     fields = network_fields(forward, params, x, phi=phi, gamma0=gamma0)
     return NetworkKernels(*(feature_kernels(field) for field in fields))
 
 
 def feature_kernels(states: Sequence[jax.Array]) -> jax.Array:
-    """H^l = h^l h^l^T / units for every layer, (layers, examples, examples), in float32 or wider (docs/theory.md 0).
+    """H^l = h^l h^l^T / units for every layer (docs/theory.md 0).
 
-    states: h^l, (examples, ...) each; positions of images and tokens count as units. Raises ValueError for states of
-    different numbers of examples, or of none.
+    Args:
+      states: h^l, (examples, ...) each; positions of images and tokens count as units.
+
+    Returns:
+      (layers, examples, examples), in float32 or wider.
+
+    Raises ValueError for states of different numbers of examples, or of none.
     """
     shapes = [np.shape(h) for h in listed("states", states)]
     if len({shape[:1] for shape in shapes}) != 1 or min(map(len, shapes)) < 2:
@@ -102,20 +117,30 @@ def feature_kernels(states: Sequence[jax.Array]) -> jax.Array:
 
 
 def distance(a: jax.Array, b: jax.Array) -> jax.Array:
-    """|a - b| / |b| with Frobenius norms over the last two axes: two kernels (..., P, P) -> (...).
+    """|a - b| / |b| with Frobenius norms over the last two axes.
 
-    It is NaN for a kernel with a NaN, as that of a network that has diverged, and not finite where b is 0. Raises
-    ValueError for shapes that do not fit.
+    Args:
+      a, b: kernels, (..., P, P).
+
+    Returns:
+      (...). It is NaN for a kernel with a NaN, as that of a network that has diverged, and not finite where b is 0.
+
+    Raises ValueError for shapes that do not fit.
     """
     _check_kernels(a, b)
     return jnp.linalg.norm(a - b, axis=(-2, -1)) / jnp.linalg.norm(b, axis=(-2, -1))
 
 
 def alignment(a: jax.Array, b: jax.Array, *, centred: bool = False) -> jax.Array:
-    """<a, b> / (|a| |b|) with Frobenius products over the last two axes: two kernels (..., P, P) -> (...). It is 1 if a
-    is a positive multiple of b, and NaN where one of them is 0 or has a NaN.
+    """<a, b> / (|a| |b|) with Frobenius products over the last two axes.
 
-    centred: first subtract from the features their mean over examples (linear CKA; Kornblith et al. 2019).
+    Args:
+      a, b: kernels, (..., P, P).
+      centred: first subtract from the features their mean over examples (linear CKA; Kornblith et al. 2019).
+
+    Returns:
+      (...): 1 if a is a positive multiple of b, and NaN where one of them is 0 or has a NaN.
+
     Raises ValueError for shapes that do not fit.
     """
     _check_kernels(a, b)

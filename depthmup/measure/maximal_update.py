@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from depthmup.names import at_least_one, short, unknown
 from depthmup.reading.graph.jaxpr import operations
 from depthmup.rules.specs import PyTree
 
-AVERAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., layers) -> (...)
+Average = Literal["arithmetic", "geometric", "harmonic", "sum"]  # over layers
+AVERAGES: dict[Average, Callable[[np.ndarray], np.ndarray]] = {  # (..., layers) -> (...)
     "arithmetic": lambda s: s.mean(axis=-1),
     "geometric": lambda s: np.exp(np.log(s).mean(axis=-1)),
     "harmonic": lambda s: 1 / (1 / s).mean(axis=-1),
@@ -31,7 +32,7 @@ class MaximalUpdate(NamedTuple):
 
     per_seed: np.ndarray  # s_l, (seeds, layers)
     mean_squares: np.ndarray  # <(z^l)^2> of the layers' outputs themselves, (seeds, layers)
-    average: str = "arithmetic"  # the average over layers, a name in AVERAGES
+    average: Average = "arithmetic"  # the average over layers, a name in AVERAGES
 
     @property
     def per_layer(self) -> np.ndarray:
@@ -68,7 +69,17 @@ class MaximalUpdate(NamedTuple):
         """Merge consecutive layers into blocks: s_l and mean squares are summed in each block (paper B, A6, "block
         energy").
 
-        blocks: number of layers of each block. Raises ValueError if the numbers do not add up to all layers.
+        Args:
+          blocks: number of layers of each block.
+
+            >>> update = MaximalUpdate(np.array([[1.0, 2.0, 3.0]]), np.ones((1, 3)))
+            >>> update.merged([1, 2]).per_layer
+            array([1., 5.])
+
+        Returns:
+          A `MaximalUpdate` with len(blocks) layers.
+
+        Raises ValueError if the numbers do not add up to all layers.
         """
         if not _parts(blocks) or sum(blocks) != self.per_seed.shape[1]:
             raise ValueError(f"blocks of {list(blocks)} layers: there are {self.per_seed.shape[1]} layers")
@@ -77,8 +88,16 @@ class MaximalUpdate(NamedTuple):
         return self._replace(per_seed=per_seed, mean_squares=mean_squares)
 
     def split(self, parts: Sequence[int]) -> MaximalUpdate:
-        """Split layer l into parts[l] layers, each with an equal share of its s_l and mean square. `merged(parts)`
-        undoes it. Raises ValueError unless parts has a number of at least 1 for every layer."""
+        """Split layer l into parts[l] layers, each with an equal share of its s_l and mean square.
+
+        Args:
+          parts: a number of at least 1 for every layer.
+
+        Returns:
+          A `MaximalUpdate` with sum(parts) layers; `merged(parts)` undoes it.
+
+        Raises ValueError for other parts.
+        """
         if not _parts(parts) or len(parts) != self.per_seed.shape[1]:
             raise ValueError(f"{list(parts)} are not the numbers of parts of {self.per_seed.shape[1]} layers")
         per_seed, squares = (
@@ -113,7 +132,7 @@ def maximal_update(
     probe: PyTree = None,
     optimizer: optax.GradientTransformation | None = None,
     layers: Sequence[int] | None = None,
-    average: str = "arithmetic",
+    average: Average = "arithmetic",
     seeds: int = 8,
 ) -> MaximalUpdate:
     """The learning rate whose first step changes the layers by 1 on average, from a gradient and a jvp for each seed.
@@ -133,6 +152,9 @@ def maximal_update(
       layers: indices of the z^l that count; None: all.
       average: "arithmetic" (AM-muP), "geometric", "harmonic" or "sum".
       seeds: number of initializations.
+
+    Returns:
+      A `MaximalUpdate`: s_l of each seed and layer, (seeds, layers), and the learning rate that follows.
 
     Warns if the depth (number of activations minus 1) is above .05 times the width: one seed then says little. Raises
     ValueError for an unknown average, no activations or layers that are none of them, or if no layer moves or a change
@@ -155,7 +177,7 @@ def maximal_update(
 
 
 def over_seeds(
-    sizes: Callable[[np.uint32], jax.Array], seeds: int, layers: Sequence[int] | None, average: str
+    sizes: Callable[[np.uint32], jax.Array], seeds: int, layers: Sequence[int] | None, average: Average
 ) -> MaximalUpdate:
     """The measurement of `update_sizes` of each seed; the other arguments are those of `maximal_update`."""
     if average not in AVERAGES:

@@ -60,6 +60,9 @@ def empirical_ntk(
         (a.a')(g.g'), and no gradient is formed (unless there are so many positions that this takes longer). For Flax
         models use `linen_dense`.
 
+    Returns:
+      {group: kernel}, (P x outputs, P' x outputs) each.
+
     Raises ValueError for an unknown group, a tree of another structure than params, or x and x2 that do not match.
     """
     at_least_one("block", block)
@@ -129,6 +132,14 @@ def linen_dense(model: nn.Module, *arguments: Any, **state: Any) -> Callable[[Py
     its equation: in a storage form with multipliers, give `forward_params(...)` as params and lr * multiplier^2 as
     rates. A layer may be called several times. A layer in a scan works if the scan stacks all collections on axis 0, as
     in our scanned models. Every kernel must be used as it is stored, without `nn.WeightNorm`.
+
+    Args:
+      model: a Linen module.
+      arguments: of its call, behind x, such as the factors.
+      state: its other collections, such as batch_stats.
+
+    Returns:
+      A function (params, x) -> {path: what each layer multiplies}.
     """
 
     def intercept(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:

@@ -67,6 +67,9 @@ def probe(
       optimizer, learning_rate: of `dm.optimizer`. batch: what loss and features are given, the same at every step.
       head_dim: size of an attention head at this width, for the attention factor; None without attention.
       **options: options of `dm.optimizer`, such as eps.
+
+    Returns:
+      The `Probe` that `coordinate_check` trains.
     """
     spec = leaves_of(specs)[0]
     forward = p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim)

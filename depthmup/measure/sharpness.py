@@ -35,6 +35,9 @@ def sharpness(
       iterations: number of Hessian-vector products, each of which takes about as long as two gradients. Memory holds
         as many copies of the parameters.
 
+    Returns:
+      The eigenvalue, a scalar.
+
     Raises ValueError for no iterations, no parameters or a negative scale.
     """
     at_least_one("iterations", iterations)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from depthmup.models.attend import attend
-from depthmup.models.layers import ACTIVATIONS, fan_in_init, matrix_product, norm
+from depthmup.models.layers import ACTIVATIONS, ActivationName, NormName, fan_in_init, matrix_product, norm
 from depthmup.models.stack import MIXED
 from depthmup.rules.parameterization import ForwardFactors
 
@@ -69,8 +69,8 @@ class TransformerBlock(nn.Module):
 
     heads: int
     mlp_ratio: int
-    activation: str
-    norm: str
+    activation: ActivationName
+    norm: NormName
     use_bias: bool
     zero_init: bool
     dtype: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -14,9 +14,11 @@ from depthmup.declare import SIZE, key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
-    PADDINGS,
+    ActivationName,
     ConvLayer,
     Model,
+    NormName,
+    Padding,
     Readout,
     check_image,
     check_kernel,
@@ -48,11 +50,10 @@ class CNN(Model):
     depth: int = key(4, "L, the number of convolutions", **SIZE)
     channels: tuple[float, ...] = key((1.0,), "multipliers of width, layer by layer, repeated", nonempty=True)
     kernels: tuple[int, ...] = key((3,), "kernel sizes, layer by layer, repeated", low=1, nonempty=True)
-    padding: str = key("circular", "", choices=PADDINGS)
-    gelu_variance: str = key(
+    padding: Padding = key("circular", "")
+    gelu_variance: Literal["stationary", "paper"] = key(
         "stationary",
         "initial variance of weights before a GELU times fan_in: 2.352 or 2.828",
-        choices=("stationary", "paper"),
     )
 
     def check(self, shape: Sequence[int]) -> None:
@@ -107,11 +108,11 @@ class CNN(Model):
 class ConvBranch(nn.Module):
     """W_m * s(... s(W_1 * s(z))) with s(z) = dropout(phi(norm(z))); (batch, *space, C) -> the same shape."""
 
-    activation: str
+    activation: ActivationName
     kernels: tuple[int, ...]
     bottleneck: int
-    padding: str
-    norm: str
+    padding: Padding
+    norm: NormName
     dropout: float
     gain: float
     zero_init: bool
@@ -155,8 +156,8 @@ class ResidualCNN(Model):
         (3, 3), "sizes of a branch's convolutions W_1..W_m; 1 is a dense layer over channels", low=1, nonempty=True
     )
     bottleneck: int = key(1, "W_1..W_{m-1} have width / bottleneck channels", low=1)
-    padding: str = key("circular", "", choices=PADDINGS)
-    norm: str = key("none", "batch: a batch norm before each nonlinearity of a branch", choices=("none", "batch"))
+    padding: Padding = key("circular", "")
+    norm: Literal["none", "batch"] = key("none", "batch: a batch norm before each nonlinearity of a branch")
     dropout: float = key(0.0, "rate of dropout between the convolutions of a branch", low=0, high=1)
     gain: float = key(2.0, "c: branch weights start with variance c / fan_in (am_mup: c / (K fan_in))", low=0)
     zero_init_branch: bool = key(False, "the last convolution of a branch starts at 0")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
 
 from depthmup.declare import SIZE, key
 from depthmup.models.attention import TransformerBlock
-from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, constant_init, norm, scaled_logits
-from depthmup.models.stack import REMAT_KEEPS, sow_hidden, stack, state
+from depthmup.models.layers import DTYPES, ActivationName, Model, Readout, constant_init, norm, scaled_logits
+from depthmup.models.stack import REMAT_KEEPS, RematKeeps, sow_hidden, stack, state
 from depthmup.rules.parameterization import ForwardFactors
 from depthmup.rules.specs import PyTree
 
@@ -39,7 +39,7 @@ class GPT(Model):
 
     width: int = key(64, "the size of a token's state, a multiple of heads", **SIZE)
     depth: int = key(4, "blocks of attention and MLP, each with two residual branches", **SIZE)
-    activation: str = key("gelu", "", choices=ACTIVATIONS)
+    activation: ActivationName = key("gelu", "")
     heads: int = key(4, "their number is fixed: the head size width / heads grows with width", low=1)
     kv_heads: int | None = key(
         None,
@@ -47,18 +47,16 @@ class GPT(Model):
         low=1,
         newer=True,
     )
-    positions: str = key(
+    positions: Literal["learned", "rotary"] = key(
         "learned",
         "learned: a table added to the embedding; rotary: queries and keys are turned",
-        choices=("learned", "rotary"),
     )
-    mlp: str = key(
+    mlp: Literal["plain", "gated"] = key(
         "plain",
         "gated: phi(W_g x) * W_1 x in place of phi(W_1 x), GEGLU with gelu, SwiGLU with silu",
-        choices=("plain", "gated"),
     )
     mlp_ratio: int = key(4, "hidden units of the MLP over width", low=1)
-    norm: str = key("layer", "before each branch and the readout", choices=("layer", "rms"))
+    norm: Literal["layer", "rms"] = key("layer", "before each branch and the readout")
     tied: bool = key(False, "the readout is the embedding")
     use_bias: bool = key(True, "biases in the blocks")
     zero_init_branch: bool = key(False, "branches start at 0")
@@ -67,10 +65,9 @@ class GPT(Model):
         "above 512 tokens attention runs in the accelerator's own kernel, which has gradients alone; False: in blocks",
         decides=False,
     )
-    remat_keeps: str = key(
+    remat_keeps: RematKeeps = key(
         "nothing",
         "of the blocks that remat computes again; dots: all products with parameters, so that it repeats little",
-        choices=REMAT_KEEPS,
         decides=False,
     )
 

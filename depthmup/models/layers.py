@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -14,16 +14,19 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from depthmup.activations import ACTIVATIONS
+from depthmup.activations import ACTIVATIONS, ActivationName
 from depthmup.declare import declared, key
 from depthmup.models.convolution import circular_conv, conv_general_dilated
 from depthmup.names import at_least_one, unknown
 from depthmup.rules.parameterization import ForwardFactors
 
 Initializer = Callable[..., jax.Array]
+DTypeName = Literal["float32", "bfloat16"]
+NormName = Literal["none", "batch", "plane", "layer", "rms"]
+Padding = Literal["zero", "circular"]
 # Of the computation; None: that of inputs and parameters.
-DTYPES: dict[str, DTypeLike | None] = {"float32": None, "bfloat16": jnp.bfloat16}
-PADDINGS = ("zero", "circular")
+DTYPES: dict[DTypeName, DTypeLike | None] = {"float32": None, "bfloat16": jnp.bfloat16}
+PADDINGS: tuple[Padding, ...] = get_args(Padding)
 BATCH_AXIS = "batch"  # name of the axis over the devices that share a batch
 FSDP_AXIS = "fsdp"
 MESH_AXES = ("data", FSDP_AXIS)  # of a mesh over whose second axis the state is split, and over both a batch
@@ -74,7 +77,7 @@ def _normal_init(deviation: Callable[[Sequence[int]], float]) -> Initializer:
 
 
 @functools.cache
-def stationary_gain(activation: str) -> float:
+def stationary_gain(activation: ActivationName) -> float:
     """g = 1 / <phi(z)^2>, z ~ N(0, 1): weights of variance g / fan_in keep a pre-activation variance of 1.
 
     For ReLU g is He's 2, for GELU 2.352 (AM-muP paper, section 3.2). Computed by Gauss-Hermite quadrature.
@@ -94,7 +97,7 @@ def check_image(shape: Sequence[int], dimensions: Sequence[int] = (2,)) -> tuple
     return tuple(shape[1:-1])
 
 
-def check_kernel(space: Sequence[int], kernel: int, padding: str) -> None:
+def check_kernel(space: Sequence[int], kernel: int, padding: Padding) -> None:
     """Raises ValueError for an unknown padding or a kernel that does not fit the image."""
     if padding not in PADDINGS:
         raise unknown("padding", padding, PADDINGS)
@@ -111,7 +114,7 @@ def conv(
     *,
     kernel: int = 3,
     stride: int = 1,
-    padding: str = "zero",
+    padding: Padding = "zero",
     init: Initializer | None = None,
     dtype: Any = None,
 ) -> jax.Array:
@@ -146,7 +149,7 @@ def matrix_product(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, preci
     return product.reshape(*lhs.shape[: lhs.ndim - count], *rhs.shape[count:])
 
 
-def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) -> jax.Array:
+def norm(x: jax.Array, kind: NormName, name: str, *, train: bool, dtype: Any = None) -> jax.Array:
     """Normalize x, (batch, ..., width); the same shape. kind: "none"; "batch": over batch and space, on all devices
     that share the batch (`batch_axis`); "layer": over the last axis; "rms": likewise, by its root mean square;
     "plane": over the space of each channel."""
@@ -168,9 +171,9 @@ def norm(x: jax.Array, kind: str, name: str, *, train: bool, dtype: Any = None) 
 class ConvLayer(nn.Module):
     """norm(W * phi(z)); (batch, *space, C) -> (batch, *space, features). features: None: C, those of the input."""
 
-    activation: str
-    norm: str
-    padding: str
+    activation: ActivationName
+    norm: NormName
+    padding: Padding
     kernel_init: Initializer
     dtype: Any
     features: int | None = None
@@ -233,8 +236,8 @@ class Model(nn.Module):
     width: int
     depth: int
     outputs: int = 10
-    activation: str = key("relu", "", choices=ACTIVATIONS)
-    dtype: str = key("float32", "the type of the computation; parameters are float32", choices=DTYPES)
+    activation: ActivationName = key("relu", "")
+    dtype: DTypeName = key("float32", "the type of the computation; parameters are float32")
     scan: bool = key(True, "equal blocks run in one scanned loop, so compile time is flat in depth; False: unrolled")
     remat: bool = key(
         False,

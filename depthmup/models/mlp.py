@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from depthmup.declare import SIZE, key
-from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, fan_in_init, norm, stationary_gain
+from depthmup.models.layers import (
+    ACTIVATIONS,
+    DTYPES,
+    ActivationName,
+    Model,
+    NormName,
+    Readout,
+    fan_in_init,
+    norm,
+    stationary_gain,
+)
 from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.rules.parameterization import ForwardFactors
 
@@ -17,9 +27,9 @@ from depthmup.rules.parameterization import ForwardFactors
 class Layer(nn.Module):
     """f(h) = W phi(norm(h)) + bias; (batch, width) -> (batch, width)."""
 
-    activation: str
+    activation: ActivationName
     use_bias: bool
-    norm: str
+    norm: NormName
     kernel_init: nn.initializers.Initializer
     dtype: Any
 
@@ -82,8 +92,8 @@ class ResidualMLP(Model):
     width: int = key(128, "N", **SIZE)
     depth: int = key(8, "L, the number of residual branches", **SIZE)
     use_bias: bool = key(False, "biases in the read-in, the branches and the readout")
-    norm: str = key("none", "layer: a LayerNorm at the entry of each branch", choices=("none", "layer"))
-    readout: str = key("phi", "phi: the activation acts before the readout", choices=("phi", "linear"))
+    norm: Literal["none", "layer"] = key("none", "layer: a LayerNorm at the entry of each branch")
+    readout: Literal["phi", "linear"] = key("phi", "phi: the activation acts before the readout")
     zero_init_branch: bool = key(False, "branches start at 0")
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -13,9 +13,11 @@ from depthmup.declare import SIZE, key
 from depthmup.models.layers import (
     ACTIVATIONS,
     DTYPES,
-    PADDINGS,
+    ActivationName,
     ConvLayer,
     Model,
+    NormName,
+    Padding,
     Readout,
     check_image,
     check_kernel,
@@ -48,12 +50,12 @@ class SimpleResNet(Model):
 
     width: int = key(128, "channels of the last stage, 8 times those of the first", **SIZE)
     depth: int = key(4, "the number of residual blocks, each of one convolution; 3 or more", **SIZE)
-    pool: str = key("average", "the kind of the three poolings", choices=("average", "max"))
-    count: str = key(
-        "blocks", "what the depth rules count; weight_layers is the paper's", choices=("blocks", "weight_layers")
+    pool: Literal["average", "max"] = key("average", "the kind of the three poolings")
+    count: Literal["blocks", "weight_layers"] = key(
+        "blocks", "what the depth rules count; weight_layers is the paper's"
     )
-    padding: str = key("zero", "", choices=PADDINGS)
-    norm: str = key("none", "batch: a batch norm after each convolution of a branch", choices=("none", "batch"))
+    padding: Padding = key("zero", "")
+    norm: Literal["none", "batch"] = key("none", "batch: a batch norm after each convolution of a branch")
     zero_init_branch: bool = key(False, "branches start at 0")
 
     def check(self, shape: Sequence[int]) -> None:
@@ -113,8 +115,8 @@ class ResNetBlock(nn.Module):
     features: int
     stride: int
     bottleneck: bool
-    activation: str
-    norm: str
+    activation: ActivationName
+    norm: NormName
     zero_init: bool
     dtype: Any
 
@@ -142,7 +144,7 @@ class ResNetBlock(nn.Module):
         return phi(h + jnp.asarray(branch_factor, h.dtype) * x)
 
 
-def plane(kind: str) -> str:
+def plane(kind: NormName) -> NormName:
     """ResNet's name of a norm -> the `kind` of `layers.norm`: ResNet's "layer" is over each channel's plane."""
     return "plane" if kind == "layer" else kind
 
@@ -195,10 +197,8 @@ class ResNet(Model):
         **SIZE,
     )
     bottleneck: bool = key(False, "blocks have 1x1, 3x3, 1x1 convolutions, as in ResNet-50")
-    stem: str = key("cifar", "a 3x3 convolution, or 7x7 of stride 2 and 3x3 max pooling", choices=("cifar", "imagenet"))
-    norm: str = key(
-        "batch", "after each convolution; layer: over each channel's plane", choices=("batch", "layer", "none")
-    )
+    stem: Literal["cifar", "imagenet"] = key("cifar", "a 3x3 convolution, or 7x7 of stride 2 and 3x3 max pooling")
+    norm: Literal["batch", "layer", "none"] = key("batch", "after each convolution; layer: over each channel's plane")
     zero_init_branch: bool = key(False, "the last convolution of a branch starts at 0")
 
     def check(self, shape: Sequence[int]) -> None:
@@ -253,10 +253,16 @@ class ResNet(Model):
 
 
 def resnet(layers: int, width_multiplier: float = 1, **attributes: Any) -> ResNet:
-    """A ResNet of a standard number of layers: 18, 34, 50 (ImageNet), or 6n + 2 (CIFAR: 20, 32, 44, 56, 110, ...).
+    """A ResNet of a standard number of layers.
 
-    width_multiplier: the width over the standard one, 64 channels for ImageNet and 16 for CIFAR.
-    attributes: other attributes of `ResNet`.
+    Args:
+      layers: 18, 34, 50 (ImageNet), or 6n + 2 (CIFAR: 20, 32, 44, 56, 110, ...).
+      width_multiplier: the width over the standard one, 64 channels for ImageNet and 16 for CIFAR.
+      attributes: other attributes of `ResNet`.
+
+    Returns:
+      The Linen module.
+
     Raises ValueError for another number of layers.
     """
     if layers in IMAGENET:

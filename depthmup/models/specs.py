@@ -19,11 +19,19 @@ UNIT = ForwardFactors(1.0, 1.0, 1.0)
 
 
 def model_specs(model: Model, input_shape: tuple[int, ...]) -> PyTree:
-    """The spec tree of one of our models for inputs (batch, *input_shape), by `infer_specs` with the model's `places`.
+    """The spec tree of one of our models, by `infer_specs` with the model's `places`.
 
     In some families the number of scanned blocks does not double with depth, because depth also counts the read-in or
-    a layer between stages. Their roles are inferred on the unrolled model and then stacked. Raises ValueError as
-    `Model.check` does.
+    a layer between stages. Their roles are inferred on the unrolled model and then stacked.
+
+    Args:
+      model: a module of `depthmup.models`.
+      input_shape: of one example, without the batch.
+
+    Returns:
+      A tree of `ParamSpec`.
+
+    Raises ValueError as `Model.check` does.
     """
 
     def init(model: Model) -> PyTree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -15,8 +15,9 @@ from depthmup.rules.specs import PyTree
 
 SCANNED = re.compile(r"blocks(_\d+)?")  # names of scanned blocks, whose parameters have a leading axis over them
 MIXED = "mixed"  # name of what attention makes of the values
+RematKeeps = Literal["nothing", "dots"]
 # What gradients keep of blocks that they compute again, beside their inputs.
-REMAT_KEEPS: dict[str, Callable[..., bool] | None] = {
+REMAT_KEEPS: dict[RematKeeps, Callable[..., bool] | None] = {
     "nothing": None,
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -96,7 +97,14 @@ def stack(
 
 
 def states(sown: PyTree) -> list[jax.Array]:
-    """The states h^0 .. h^L, in order. sown: the collection "stream" that `apply(..., mutable=["stream"])` returns."""
+    """The states of a model, in order.
+
+    Args:
+      sown: the collection "stream" that `apply(..., mutable=["stream"])` returns.
+
+    Returns:
+      h^0 .. h^L, (batch, ...) each.
+    """
     if not isinstance(sown, Mapping):
         return list(sown)
     return [h for name in sorted(sown, key=natural) for h in states(sown[name])]
@@ -105,8 +113,14 @@ def states(sown: PyTree) -> list[jax.Array]:
 def stack_blocks(tree: PyTree, like: PyTree, join: Callable[..., Any] = lambda *leaves: jnp.stack(leaves)) -> PyTree:
     """Convert an unrolled model's tree (parameters, gradients or batch statistics) into the scanned model's tree.
 
-    like: the scanned model's tree, of arrays or shapes. Where it has `blocks`, the next unrolled `block_i` are joined
-    by `join`, by default stacked along a new first axis.
+    Args:
+      tree: of the unrolled model, with `block_0`, `block_1`, ...
+      like: the scanned model's tree, of arrays or shapes. Where it has `blocks`, the next unrolled `block_i` are
+        joined.
+      join: how, by default stacked along a new first axis.
+
+    Returns:
+      A tree in the structure of `like`.
     """
     result, following = {}, 0
     if not isinstance(like, Mapping):
@@ -124,7 +138,14 @@ def stack_blocks(tree: PyTree, like: PyTree, join: Callable[..., Any] = lambda *
 
 
 def unstack_blocks(tree: PyTree) -> PyTree:
-    """Convert a scanned model's tree into the unrolled model's tree; the inverse of `stack_blocks`."""
+    """Convert a scanned model's tree into the unrolled model's tree; the inverse of `stack_blocks`.
+
+    Args:
+      tree: of the scanned model, with `blocks` whose arrays have a leading axis.
+
+    Returns:
+      The tree with `block_0`, `block_1`, ...
+    """
     if not isinstance(tree, Mapping):
         return tree
     result, following = {}, 0

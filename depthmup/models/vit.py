@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from depthmup.declare import SIZE, key
 from depthmup.models.attention import TransformerBlock
 from depthmup.models.convolution import conv_general_dilated
-from depthmup.models.layers import ACTIVATIONS, DTYPES, Model, Readout, check_image, constant_init, fan_in_init, norm
+from depthmup.models.layers import DTYPES, ActivationName, Model, Readout, check_image, constant_init, fan_in_init, norm
 from depthmup.models.stack import sow_hidden, stack, state
 from depthmup.rules.parameterization import ForwardFactors
 
@@ -32,14 +32,12 @@ class ViT(Model):
 
     width: int = key(64, "the size of a token, a multiple of heads", **SIZE)
     depth: int = key(4, "blocks of attention and MLP, each with two residual branches", **SIZE)
-    activation: str = key("gelu", "", choices=ACTIVATIONS)
+    activation: ActivationName = key("gelu", "")
     heads: int = key(4, "their number is fixed: the head size width / heads grows with width", low=1)
     patch: int = key(2, "side of a patch in pixels, which must divide the image's", low=1)
     mlp_ratio: int = key(4, "hidden units of the MLP over width", low=1)
-    norm: str = key("layer", "before each branch and the readout", choices=("layer", "none"))
-    pool: str = key(
-        "cls", "what the readout reads: the class token, or the mean of the tokens", choices=("cls", "mean")
-    )
+    norm: Literal["layer", "none"] = key("layer", "before each branch and the readout")
+    pool: Literal["cls", "mean"] = key("cls", "what the readout reads: the class token, or the mean of the tokens")
     use_bias: bool = key(True, "biases everywhere")
     zero_init_branch: bool = key(False, "branches start at 0")
 

@@ -69,6 +69,14 @@ class InitAudit:
         return {row.path: row.factor for row in self.rows if not row.ok}
 
     def correct(self, params: PyTree) -> PyTree:
+        """Parameters with the standard deviations that the parameterization assumes.
+
+        Args:
+          params: from the audited initializers, at the specs' shape.
+
+        Returns:
+          The parameters, each times its `factors`.
+        """
         leaves, treedef = jax.tree.flatten(parameters_only(params))
         paths, _ = flatten_shapes(params)
         factors = self.factors
@@ -121,6 +129,9 @@ def audit_init(
       init_fn: (width, depth) -> parameters, as for `infer_specs`; what `rescale` is given.
       anchor: (width, depth) at which the init is right as it is; by default the base shape where hyperparameters were
         tuned, or the specs' shape if the base width is 1 (the absolute form).
+
+    Returns:
+      An `InitAudit`: the slopes of each parameter's standard deviation, and whether all are `ok`.
 
     The factor of a parameter that is off corrects its init at the specs' shape, relative to the init at the anchor. An
     initializer that was run has slopes with the error 1 / (sqrt(n) ln 2) of its n numbers, so that small ones pass with

@@ -54,6 +54,9 @@ def absorb(
       inputs: arrays; floating ones are replaced by random numbers.
       kinds: the factors to find a place for, all by default; `p.kinds` are those that can differ from 1.
 
+    Returns:
+      The tree of `ParamSpec` with `absorbs` filled in.
+
     Raises ForwardError if a factor has no place, or if `specs` and the forward pass disagree on what is in a branch or
     which side of the readout its inputs are on.
     """
@@ -142,22 +145,25 @@ def _in_their_places(
 
 
 def _heads(site: Site, leaves: Mapping[str, ParamSpec], sites: Sequence[Site]) -> Parts | None:
-    """The parameters that store the output factor: heads, without the biases beside them and the linear part of wide
-    and deep networks. Where layers of fixed size make the logits of a head's output, or where the output multiplies or
-    mixes logits, it is the head all the same. A stream of fixed size, in whose branches alone something grows
-    (TSMixer), needs no factor, and a head that a norm follows (AlphaZero) has no place for one. None: there is no
-    head."""
+    """The parameters that store the output factor, with the part of each; {}: no factor is needed or none has a place;
+    None: there is no head.
+
+    relu(h) @ head + bias           # {"head": None}
+    relu(h) @ head + x @ wide       # {"head": None}, without the linear part of a wide and deep network
+    """
     parts = site.parts or {}
     fixed = {path for path, spec in leaves.items() if spec.role in ("scalar", "fixed")}
     heads = [path for path in sorted(site.weights) if leaves[path].role == "readout"]
-    if site.parts is None:
+    if site.parts is None:  # logits that are proportional to nothing, as where they are mixed: the last heads before
         return dict.fromkeys(last_matrices(sites, leaves.keys() - fixed).intersection(heads)) or None
     if fixed.issuperset(path for path, spec in leaves.items() if not spec.in_branch) and parts.keys() <= fixed:
-        return {}
+        return {}  # a stream of fixed size, in whose branches alone something grows (TSMixer)
     lost = [path for path in site.normalized if leaves[path].role == "output" and not leaves[path].in_branch]
+    # Layers of fixed size make the logits of what a head gives: the head stores the factor, unless a norm behind it
+    # takes its size away (AlphaZero).
     if parts.keys() <= fixed and (lost or site.weights.intersection(parts)):
         return dict.fromkeys(heads) or ({} if lost else parts)
-    if any(leaves[path].role == "readout" for path in parts):
+    if any(leaves[path].role == "readout" for path in parts):  # the biases beside a head do not store the factor
         logits = {path for site in sites if site.kind == "output" for path in site.parts or ()}
         growing = {path: mask for path, mask in parts.items() if path not in fixed}
         return growing | dict.fromkeys(path for path in heads if path not in logits)

@@ -64,6 +64,9 @@ def audit_gain(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs
       specs: what `infer_specs` gives. apply: (params, *inputs) -> logits. params: as the model's own init gives them,
         before `rescale`. inputs: arrays, whose values do not matter.
 
+    Returns:
+      A `GainAudit`: the gain of each judged weight beside He's.
+
     phi is all that the forward pass does between the last layer, bias, norm or sum and the weight, so that activations
     need no name; behind a norm it acts on z ~ N(0, 1), too. Weights behind a pooling and those that start at 0 are not
     judged. Paper B, section 3.2, which has q = <phi'(z)^2>: the same for ReLU and linear layers; for others that

@@ -67,6 +67,9 @@ def infer_specs(
         "trunk" (all else). Axes may follow, one letter each: i (inputs), o (outputs), - (neither), as "hidden oi" for a
         kernel (out, in), "hidden -io" for (experts, in, out), or "oi" alone.
 
+    Returns:
+      A tree of `ParamSpec` in the structure of the parameters.
+
     Raises SpecError, naming all leaves that fit no role, or several, with an `overrides=` to paste; ForwardError for
     weights that repeat with depth and are in no residual addition; ValueError for bad arguments. Warns of an override
     whose role needs other axes to grow than those that do.

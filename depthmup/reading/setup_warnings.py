@@ -94,8 +94,12 @@ def _depth(source: Source, width: int, depth: int) -> str:
     few, many = source.additions(width, small), source.additions(width, large)
     a, b = source.p.count_blocks(small), source.p.count_blocks(large)
     slope = (many - few) / (large - small)
-    unused = slope * small - few  # updates of the last block on which the output does not depend
-    if few * b == many * a or not few * many or (a == small and slope % 1 == 0 and 0 < unused < slope):
+    is_proportional = few * b == many * a
+    # The output may not depend on some updates of the last block, as of keys that nothing reads: then each depth lacks
+    # as many additions, fewer than a block has.
+    lacking = slope * small - few
+    last_block_is_cut = a == small and slope % 1 == 0 and 0 < lacking < slope
+    if not few * many or is_proportional or last_block_is_cut:
         return ""
     line = f"{slope:g} * depth {few - slope * small:+g}".replace(" +", " + ").replace(" -", " - ")
     return (

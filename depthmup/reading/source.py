@@ -140,6 +140,9 @@ class Source:
         multiplies it by}: 1/2 in most models, 0 (T5), or 1. Two square roots count as one. To divide queries or keys by
         their norm is a power of 1/2.
 
+            q @ k.T / sqrt(head_dim)            # {number of q @ k.T: 0.5}
+            q @ k.T / head_dim                  # {number of q @ k.T: 1.0}
+
         A number belongs to the products whose factors it multiplies, behind the layers that make them, and to those
         that it multiplies before the softmax.
         """
@@ -165,6 +168,8 @@ class Source:
                 powers += [p for part, p in HEAD_POWERS.items() if change.size(-part, growth) == site.head_dim]
                 # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
                 powers += [-p for part, p in HEAD_POWERS.items() if change.size(part, growth) == site.head_dim]
+            # Of the powers that divide the largest counts, once: two square roots are one. A root that multiplies is
+            # below 0 and takes one that divides back.
             result[site.product] = max(powers) + min(powers) + 0.5 * site.one_unit_norm
         return result
 

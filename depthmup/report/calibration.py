@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from depthmup.files import digest, write_atomically
-from depthmup.measure.maximal_update import MaximalUpdate, checked, warn_if_deep
+from depthmup.measure.maximal_update import Average, MaximalUpdate, checked, warn_if_deep
 from depthmup.settings import NOT_AT_THE_START, Settings
 from depthmup.trials.config_study import ConfigPoint, ConfigStudy
 from depthmup.trials.plan import trials_of
@@ -20,14 +20,20 @@ from depthmup.trials.study import SCHEMA, Point, Study
 FILE = "calibration.json"
 
 
-def calibrate(settings: Settings, average: str = "arithmetic") -> MaximalUpdate:
-    """`measure.maximal_update` of a config's settings: the learning rate is one at the parameterization's base shape.
-
-    average: over layers, as in `maximal_update`.
+def calibrate(settings: Settings, average: Average = "arithmetic") -> MaximalUpdate:
+    """`measure.maximal_update` of a config's settings.
 
     It takes a gradient and a jvp for each of sweep.seeds seeds, on the first data.batch_size training examples, which
-    are not augmented, without clipping and label noise. Warns where depth is above .05 of the width. Raises ValueError
-    where nothing moves, and SettingsError for a config that cannot be trained.
+    are not augmented, without clipping and label noise. Warns where depth is above .05 of the width.
+
+    Args:
+      settings: of a run.
+      average: over layers, as in `maximal_update`.
+
+    Returns:
+      A `MaximalUpdate`, whose learning rate is one at the parameterization's base shape.
+
+    Raises ValueError where nothing moves, and SettingsError for a config that cannot be trained.
     """
     study = ConfigStudy(settings)
     per_seed, mean_squares = next(_profiles(study, [ConfigPoint(settings)]))
@@ -79,7 +85,14 @@ def key(study: Study, point: Point) -> str:
 
 
 def path_sum(settings: Settings) -> int:
-    """PathSum of the model of settings: the sum over all its paths of (layers on the path)^3."""
+    """PathSum of a model: the sum over all its paths of (layers on the path)^3.
+
+    Args:
+      settings: of a run.
+
+    Returns:
+      A whole number.
+    """
     return ConfigPoint(settings).path_sum
 
 

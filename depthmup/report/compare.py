@@ -39,6 +39,9 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
       to: the folder of compare.html; None: the first workdir.
       data_dir: the config's data.data_dir, which workdirs do not keep; for sweeps of images in folders.
 
+    Returns:
+      The path of compare.html.
+
     Raises WorkdirError for a workdir without a sweep or with fewer than two finished sizes, ValueError for fewer than
     two workdirs or more than 26, and for data that is not there.
     """

@@ -61,6 +61,9 @@ def grow(
       batch_size, epochs: of the larger run; None: as in `settings`.
       batch_rule: of `dm.batch_rules`, how hyperparameters follow both; the base is then what `settings` have.
 
+    Returns:
+      `Grown`: the settings, and notes on each choice.
+
     Raises SettingsError if the larger shape is not one of the model, WorkdirError or SettingsError if the sweep has no
     best learning rate for the parameterization and the optimizer of `settings`.
     """

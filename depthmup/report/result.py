@@ -72,6 +72,9 @@ class SweepResult:
           optimizer, parameterization: of the trials; None: the first of the sweep or the table.
           variant: as in `curves`; None: the one with the lowest loss at the base.
 
+        Returns:
+          A `Prediction`, with 95% intervals; print it.
+
         Raises ValueError for a size that is missing, unknown or below the trials', and for trials that allow no law.
         """
         return sweep_law(self.rows, self.study, optimizer, parameterization, variant).at(**sizes)
@@ -83,10 +86,14 @@ class SweepResult:
         return "\n".join(filter(None, (conclusion, self.note)))
 
     def plot(self, path: str | Path | None = None, axis: str | None = None) -> Figure | None:
-        """The loss against the learning rate, a line for each size; written to a PNG if a path is given.
+        """The loss against the learning rate, a line for each size.
 
-        axis: which sizes: "depth", "width", "batch_size", "steps", "compute"; None: the first that the sweep has. The
-        result is None where no two sizes are compared.
+        Args:
+          path: of a PNG to write; None: none is written.
+          axis: which sizes: "depth", "width", "batch_size", "steps", "compute"; None: the first that the sweep has.
+
+        Returns:
+          The figure, or None where no two sizes are compared.
         """
         axes = grouped_by([c for c in self.curves if c.of_rate], lambda c: c.axis)
         if not axes:
@@ -100,9 +107,13 @@ class SweepResult:
         return figure
 
     def report(self, folder: str | Path | None = None) -> Path:
-        """The path of report.html, with all verdicts, pictures and tables.
+        """Write report.html, with all verdicts, pictures and tables.
 
-        folder: where to write it; None: the workdir, where it is already.
+        Args:
+          folder: where to write it; None: the workdir, where it is already.
+
+        Returns:
+          Its path.
         """
         if folder is None and self.workdir is not None:
             return self.workdir / "report.html"
@@ -133,6 +144,9 @@ def of_table(
         density, is judged by its differences.
       chance: the value of `measure` of a model that has learned nothing, as it is minimized; None: not known.
       margin: what a value may cost that transfers, in octaves or percent of the loss (`fit.transfer`).
+
+    Returns:
+      A `SweepResult`; print it for the verdicts.
 
     The result's note says which rows were left out, and which columns tell variants apart. Raises ValueError for
     columns or values that cannot be judged (`fit.transfer`).

@@ -85,7 +85,16 @@ class Run:
         return Ratios(batch, batch * self.steps / self.base_steps)
 
     def at(self, batch: int | None = None, steps: int | None = None) -> Run:
-        """Another size with the same base; None: the same."""
+        """Another size with the same base.
+
+        Args:
+          batch, steps: of the other training; None: the same.
+
+        Returns:
+          A `Run`.
+
+        Raises ValueError for a size below 1.
+        """
         return dataclasses.replace(
             self, batch=self.batch if batch is None else batch, steps=self.steps if steps is None else steps
         )
@@ -117,14 +126,33 @@ class Run:
         return row
 
     def factors(self, family: FamilyName) -> dict[str, float]:
-        """{hyperparameter: what multiplies its value at the base}, but for averages. Raises as `of_family`."""
+        """What multiplies the hyperparameters of the base, but for averages.
+
+        Args:
+          family: of the optimizer, such as "adam".
+
+        Returns:
+          {hyperparameter: factor}.
+
+        Raises as `of_family`.
+        """
         row, to = self.of_family(family), self.ratios.to
         return {"learning_rate": to(row.lr), "weight_decay": to(row.decay), "eps": to(row.eps)}
 
     def scaled(self, optimizer: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The hyperparameters at this size of those at the base; options that the rule changes have their defaults.
 
-        optimizer: a name of `dm.optimizer`. values: numbers, traced or not, or schedules.
+            >>> run = Run(batch=256, steps=1000, base_batch=64, base_steps=4000, rule="sde")
+            >>> run.scaled("adamw", {"learning_rate": 1e-3})["learning_rate"]
+            0.002
+
+        Args:
+          optimizer: a name of `dm.optimizer`.
+          values: {hyperparameter: its value at the base}, numbers, traced or not, or schedules.
+
+        Returns:
+          {hyperparameter: its value at this size}.
+
         Raises ValueError for an average beyond what the rule allows.
         """
         family, options = family_of(optimizer), OPTIONS[optimizer]
@@ -154,7 +182,20 @@ class Run:
         return scaled
 
     def words(self, optimizer: str) -> str:
-        """What the rule does with the hyperparameters of an optimizer, in one line."""
+        """What the rule does with the hyperparameters of an optimizer.
+
+            >>> run = Run(batch=256, steps=1000, base_batch=64, base_steps=4000, rule="sde")
+            >>> run.words("sgd")
+            "batch 64 -> 256, steps 4000 -> 1000 (examples x 1), batch_rule 'sde': learning rate x 4"
+
+        Args:
+          optimizer: a name of `dm.optimizer`.
+
+        Returns:
+          One line of text.
+
+        Raises ValueError for an unknown optimizer, and as `of_family`.
+        """
         family, ratios = family_of(optimizer), self.ratios
         factors, rule = self.factors(family), self.row(family)
         changed = [f"{name.replace('_', ' ')} x {factor:.4g}" for name, factor in factors.items() if factor != 1]

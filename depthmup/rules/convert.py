@@ -39,6 +39,9 @@ def convert(
         MultiSteps; or None.
       optimizer: its name; None for the state of `dm.wrap`, which is the same in all forms.
 
+    Returns:
+      (parameters, state of the optimizer) under `to`, in the structures of `params` and `state`.
+
     The stored weight of a leaf is multiplied by r, the ratio of the two init factors; so its gradients are divided by
     r, and with them momentum's trace and what MultiSteps has added up. Adam's moments stay: `dm.optimizer` divides
     gradients by the eps factor before, which changes by 1/r as well (docs/theory.md section 1).

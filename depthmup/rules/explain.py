@@ -77,23 +77,38 @@ class Explanation:
         return "\n".join([self.title, *(line.rstrip() for line in lines), *self.notes])
 
     def to_json(self) -> str:
-        """title, rows and notes as JSON."""
+        """title, rows and notes as JSON.
+
+        Returns:
+          The text of an object with these three keys.
+        """
         content = {"title": self.title, "rows": [row._asdict() for row in self.rows], "notes": list(self.notes)}
         return json.dumps(content, indent=1)
 
     def by_role(self) -> Explanation:
+        """A shorter table: a row for each role and place, not for each kind of parameter.
+
+        Returns:
+          An `Explanation`.
+        """
         groups: dict[str, list[Row]] = {}
         for row in self.rows:
             groups.setdefault(str((row.role, row.forward, row.lr, row.decay, row.lr_decay, row.eps)), []).append(row)
         return dataclasses.replace(self, rows=[_of_role(rows) for rows in groups.values()])
 
     def difference(self, other: Explanation) -> str:
-        """A line for each role with other numbers in the other table, and its parameters:
+        """What differs from another table, as of another parameterization or shape.
 
           branch/hidden (block_*/up/kernel): init std x 1/2.83; LR 0.001 -> 4.42e-05 (x 1/8 x 1/2.83); eps x 1/22.6
 
         An LR has two ratios, that of its power of width and that of depth. The ratio of the init std is that of the
         parameterization and does not depend on the numbers that the init has drawn.
+
+        Args:
+          other: the `Explanation` of a model with parameters of the same roles.
+
+        Returns:
+          A line for each role with other numbers in the other table, and its parameters.
         """
         second = {row.parameter: row for row in other.rows}
         changed: dict[tuple[str, str], list[str]] = {}
@@ -186,6 +201,9 @@ def explain(
       params: initial parameters after `rescale`, whose standard deviation the column init std then shows. Without
         params the column is computed for models whose weights start with 1/sqrt(fan_in); vectors and scalars show "-".
       stds: {path: standard deviation after `rescale`} for the same column, where no parameters are made.
+
+    Returns:
+      An `Explanation`: a row for each kind of parameter, and notes; print it.
 
     The column forward is the factor that the model multiplies the leaf's output by: the branch factor in branches, the
     output factor at the readout, times the storage form's multiplier. The title has the numbers of residual blocks if

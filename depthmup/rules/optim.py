@@ -26,6 +26,7 @@ from depthmup.rules.specs import (
 from depthmup.rules.specs import factors as leaf_factors
 
 Decay = Literal["uncoupled", "coupled"]
+OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "lion", "adafactor", "muon", "muonh", "adamh"]
 ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
 MUON = {"momentum": 0.95, "nesterov": True, **ADAM}
 DEFAULTS = {"momentum": 0.9, **ADAM, "weight_decay": 0.0}  # of the numbers of a config's optimizer
@@ -210,6 +211,11 @@ def scale_by_parameterization(
         the structure of `specs`. Nothing checks it here, where no gradient is seen: `dm.wrap` finds the families by
         itself and warns of a given one that contradicts them.
 
+    Returns:
+      An Optax transformation without a state, of updates in the structure of `specs`.
+
+    Raises SpecError for what is no tree of specs, ValueError for an unknown family.
+
     Source: docs/rules.md section 0, rows `SGD LR` to `Shampoo2 LR`.
     """
     lr = by_path(specs, leaf_factors(p, specs, family).lr)
@@ -221,6 +227,14 @@ def scale_by_eps_factors(p: Parameterization, specs: PyTree) -> optax.GradientTr
 
     Put it after clipping, right before `optax.scale_by_adam` or another transformation m / (sqrt(v) + eps).
     Source: docs/rules.md section 0, row `Adam eps`.
+
+    Args:
+      p: the parameterization. specs: what `infer_specs` returns.
+
+    Returns:
+      An Optax transformation without a state, of gradients in the structure of `specs`.
+
+    Raises SpecError for what is no tree of specs.
     """
     return of_parameters(
         specs, lambda specs: scale_by_tree(jax.tree.map(lambda e: 1 / e, leaf_factors(p, specs, "adam").eps))
@@ -264,6 +278,9 @@ def optimizer(
         left out, so that each leaf's decay follows its learning rate (and depends on the storage form).
       mask: the leaves to decay, as a tree of bools, a prefix of one such as {"dense": True, "norm": False}, or a
         function from params to either, as in `optax.adamw`.
+
+    Returns:
+      An Optax transformation; `update` takes gradients and parameters in the structure of `specs`.
 
     Raises ValueError for an unknown name, a number that is out of range, an option of another optimizer, or a
     parameterization that is not defined for this optimizer; SpecError for a hidden weight of "muon" that is no matrix.
@@ -326,6 +343,13 @@ def clip_by_global_norm(p: Parameterization, specs: PyTree, norm: float | jax.Ar
     A stored factor makes the gradient of a weight larger: in the absorbed form the norm of what is stored grows as
     sqrt(depth), and a threshold that was tuned at the base clips deeper models more. Put it in front of the optimizer,
     `optax.chain(dm.clip_by_global_norm(p, specs, 1.0), tx)`. Source: docs/rules.md section 0, row `clipping`.
+
+    Args:
+      p: the parameterization. specs: what `infer_specs` returns.
+      norm: the largest norm, above 0.
+
+    Returns:
+      An Optax transformation of gradients in the structure of `specs`.
 
     Raises ValueError for a norm that is not positive.
     """

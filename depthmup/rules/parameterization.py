@@ -10,7 +10,7 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypedDict, get_args
 
 from depthmup.names import FINITE, POSITIVE, Range, at_least_one, check_32_bits, short, unknown
 
@@ -241,9 +241,19 @@ class Parameterization:
         return count
 
     def ratios(self, width: int, depth: int) -> tuple[float, float]:
-        """(m, m_L): width and number of blocks over those at the base. Raises ValueError for a width or depth below 1.
+        """Width and number of blocks over those at the base. This is the only place where a depth becomes a number of
+        blocks.
 
-        depth is in the unit of `base_depth`. This is the only place where either becomes a number of blocks.
+            >>> dm.parameterization("depth_mup", base_width=64, base_depth=2).ratios(256, 8)
+            (4.0, 4.0)
+
+        Args:
+          width, depth: in the units of `base_width` and `base_depth`.
+
+        Returns:
+          (m, m_L).
+
+        Raises ValueError for a width or depth below 1.
         """
         at_least_one("width", width)
         at_least_one("depth", depth)
@@ -254,6 +264,18 @@ class Parameterization:
 
         branch = beta0 m_L^-alpha (am_mup: beta0); output = 1 / (gamma m) (sp, am_mup: 1 / gamma); attention =
         sqrt(base_head_dim) / head_dim (sp, ntp, am_mup: 1 / sqrt(head_dim)) or None. Docs: rules.md section 0.
+
+            >>> dm.parameterization("depth_mup", base_width=64, base_depth=2).forward_factors(width=256, depth=8)
+            ForwardFactors(branch=0.5, output=0.25, attention=None)
+
+        Args:
+          width, depth: in the units of the base's.
+          head_dim: of an attention's heads; None: without attention.
+
+        Returns:
+          `ForwardFactors`, three numbers.
+
+        Raises ValueError for a width, depth or head size below 1.
         """
         m, m_L = self.ratios(width, depth)
         attention = None
@@ -280,15 +302,27 @@ class Parameterization:
     ) -> LeafFactors:
         """The factors of one parameter: the rules of the table, then the exact rescaling of the storage form.
 
-        role: one of ROLES. in_branch: whether it is inside a residual branch. in_stream: whether it acts on the
-        residual stream in every block instead. fan_in: its fan-in at this width, which only the form "canonical" uses.
-        family: what its update does with the gradient. "sgd": linear (also momentum).
-        "adam": entries of order 1, whatever the gradient's size (also AdamW, Lion). "muon": singular values of order 1.
-        "adafactor": entries of the order of the weight's own root mean square. "shampoo2": singular values inverse to
-        the gradient's (Shampoo with exponents 1/2).
-        path: its path, which the glob `branch_init` may match. absorbs: for the form "absorbed", the kinds of factors
-        that the parameter is stored times ("branch", "output", "attention"), each with its head size; None: one of the
-        first two, by its role and place.
+            >>> p = dm.parameterization("mup", base_width=64)
+            >>> p.leaf(role="hidden", in_branch=True, width=256, depth=4, fan_in=256, family="adam").lr
+            0.25
+
+        Args:
+          role: one of ROLES.
+          in_branch: whether it is inside a residual branch.
+          width, depth: in the units of the base's.
+          fan_in: its fan-in at this width, which only the form "canonical" uses.
+          family: what its update does with the gradient. "sgd": linear (also momentum). "adam": entries of order 1,
+            whatever the gradient's size (also AdamW, Lion). "muon": singular values of order 1. "adafactor": entries of
+            the order of the weight's own root mean square. "shampoo2": singular values inverse to the gradient's
+            (Shampoo with exponents 1/2).
+          path: its path, which the glob `branch_init` may match.
+          absorbs: for the form "absorbed", the kinds of factors that the parameter is stored times ("branch", "output",
+            "attention"), each with its head size; None: one of the first two, by its role and place.
+          in_stream: whether it acts on the residual stream in every block instead.
+
+        Returns:
+          `LeafFactors`, five numbers.
+
         Raises ValueError for an unknown role or family, a family for which the parameterization is not defined, or
         factors that 32 bits do not hold.
         """
@@ -341,18 +375,36 @@ class Parameterization:
     def in_form(self, form: Form) -> Parameterization:
         """This parameterization with other stored numbers: the same function and training (docs/theory.md section 1).
 
-        "mup" (the default), "fan_in" (all variances 1/fan_in), "canonical" (all N(0, 1)), "absorbed" (the factors of
-        the forward pass are inside the weights that `absorb` has found; without it a branch must be one weight layer
-        and nothing else).
         Dividing a stored weight by s divides its SGD LR by s^2, its Adam and Muon LR by s, leaves Adafactor's, and
         multiplies eps by s.
+
+        Args:
+          form: "mup" (the default), "fan_in" (all variances 1/fan_in), "canonical" (all N(0, 1)), "absorbed" (the
+            factors of the forward pass are inside the weights that `absorb` has found; without it a branch must be one
+            weight layer and nothing else).
+
+        Returns:
+          A `Parameterization`.
+
+        Raises ValueError for an unknown form.
         """
         if form not in FORMS:
             raise unknown("storage form", form, FORMS)
         return dataclasses.replace(self, form=form)
 
     def check_family(self, family: FamilyName) -> None:
-        """Raises ValueError for an unknown optimizer family, or one for which the parameterization is not defined."""
+        """Checks that the parameterization has rules for an optimizer.
+
+            >>> dm.parameterization("depth_mup").check_family("adam")
+
+        Args:
+          family: of the optimizer, such as "adam".
+
+        Returns:
+          None.
+
+        Raises ValueError for an unknown optimizer family, or one for which the parameterization is not defined.
+        """
         if family not in FAMILIES:
             raise unknown("optimizer family", family, FAMILIES)
         if family not in self.table.families:
@@ -403,6 +455,18 @@ def check_parameterization(p: object) -> None:
         raise ValueError(f"the parameterization must be what dm.parameterization(name, ...) returns, got {short(p)}")
 
 
+class ParameterizationOptions(TypedDict, total=False):
+    """The arguments of `parameterization` beside name, base width and base depth, which `dm.setup` takes too."""
+
+    base_head_dim: int
+    alpha: float | None
+    gamma0: float
+    beta0: float
+    lr_depth: float | None
+    branch_init: str
+    blocks: Callable[[int], int] | None
+
+
 def parameterization(
     name: Name,
     *,
@@ -434,6 +498,9 @@ def parameterization(
       branch_init: for "am_mup" only, a glob of parameter paths: the branch weights whose initial standard deviation is
         multiplied by m_L^-alpha, by default all; "*/last/*" is the last layer of each branch of `ResidualCNN`.
       blocks: the number of residual blocks of the model at a depth, such as `lambda n: 3 * n`; None: the depth itself.
+
+    Returns:
+      The `Parameterization`, which gives factors at any width and depth.
 
     Raises ValueError for an unknown name or a value out of range.
     """

@@ -147,9 +147,14 @@ class ParamSpec:
 
 
 def factors(p: Parameterization, specs: PyTree, family: PyTree = "sgd") -> LeafFactors:
-    """Five trees in the structure of `specs`: the init, multiplier, lr, eps and decay factors as Python floats.
+    """The init, multiplier, lr, eps and decay factors of every leaf.
 
-    family: that of all leaves, or a tree of names in the structure of `specs`.
+    Args:
+      p: the parameterization. specs: what `infer_specs` returns.
+      family: that of all leaves, or a tree of names in the structure of `specs`.
+
+    Returns:
+      `LeafFactors` of five trees in the structure of `specs`, of Python floats.
 
     Raises SpecError for what is no tree of specs, ValueError for a family of another structure or an unknown name.
     """
@@ -167,10 +172,16 @@ def factors(p: Parameterization, specs: PyTree, family: PyTree = "sgd") -> LeafF
 def rescale(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
     """Multiply freshly initialized parameters so that they have the parameterization's init (docs/rules.md section 0).
 
-    params: the parameters from the model's own initializers, weights with standard deviation sigma / sqrt(fan_in).
     Vectors, scalars, position embeddings and tied embeddings stay as they are. `dm.audit_init` tells whether the
     initializers have this scale, and whether `rescale` was called twice: the numbers alone cannot tell a factor from
     another sigma.
+
+    Args:
+      p: the parameterization. specs: what `infer_specs` returns.
+      params: the parameters from the model's own initializers, weights with standard deviation sigma / sqrt(fan_in).
+
+    Returns:
+      The parameters in the same structure and dtypes.
 
     Raises SpecError, naming the first leaf, if the parameters are not those of the specs.
     """
@@ -184,7 +195,17 @@ def rescaling(p: Parameterization, specs: PyTree) -> PyTree:
 
 
 def forward_params(p: Parameterization, specs: PyTree, params: PyTree) -> PyTree:
-    """The weights in the model's equation, from the stored parameters; both are equal in the default form "mup"."""
+    """The weights in the model's equation, from the stored parameters; both are equal in the default form "mup".
+
+    Args:
+      p: the parameterization. specs: what `infer_specs` returns.
+      params: as they are stored.
+
+    Returns:
+      The weights in the same structure.
+
+    Raises SpecError if the parameters are not those of the specs.
+    """
     check_parameterization(p)
     return multiplied(specs, params, factors(p, specs, p.init_family).multiplier)
 
@@ -196,7 +217,17 @@ def named(params: PyTree) -> PyTree:
 
 
 def forward_factors(p: Parameterization, specs: PyTree, *, head_dim: float | None = None) -> ForwardFactors:
-    """`p.forward_factors` at the specs' width and depth. head_dim: of an attention's heads, None without any."""
+    """`p.forward_factors` at the specs' width and depth.
+
+    Args:
+      p: the parameterization. specs: what `infer_specs` returns.
+      head_dim: of an attention's heads, None without any.
+
+    Returns:
+      `ForwardFactors`.
+
+    Raises SpecError for what is no tree of specs.
+    """
     check_parameterization(p)
     spec = leaves_of(specs)[0]
     return p.forward_factors(width=spec.width, depth=spec.depth, head_dim=head_dim)
@@ -264,12 +295,28 @@ def leaves_of(specs: PyTree) -> list[ParamSpec]:
 
 
 def specs_to_json(specs: PyTree) -> str:
-    """The spec tree as JSON: a list of leaves in tree order."""
+    """The spec tree as JSON.
+
+    Args:
+      specs: what `infer_specs` returns.
+
+    Returns:
+      A list of leaves in tree order, as text.
+
+    Raises SpecError for what is no tree of specs.
+    """
     return json.dumps([dataclasses.asdict(s) for s in leaves_of(specs)], indent=1)
 
 
 def specs_from_json(text: str, params: PyTree) -> PyTree:
-    """The spec tree that `specs_to_json` wrote, in the structure of `params` (arrays or shapes).
+    """The spec tree that `specs_to_json` wrote.
+
+    Args:
+      text: the JSON.
+      params: arrays or shapes in the structure of the result.
+
+    Returns:
+      A tree of `ParamSpec`.
 
     Raises SpecError for another text, and, naming the first difference, if a path or a shape differs from `params`.
     """

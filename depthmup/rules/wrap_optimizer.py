@@ -91,6 +91,9 @@ def wrap(
         a path: name}. Where it differs from the probed one, a warning names the leaf, and eps and decay are not
         corrected.
 
+    Returns:
+      An Optax transformation of gradients and parameters in the structure of `specs`.
+
     `tx` runs on small random trees of the structure of `specs`, which tells the family of each leaf's update. Then
     - each update is multiplied by the leaf's LR factor;
     - where the weights act through decay alone, `tx` sees them times the decay factor, so that learning rate x decay

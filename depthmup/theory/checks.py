@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -11,7 +11,8 @@ from jax.typing import ArrayLike
 from depthmup.names import FINITE, Range, floats, unknown
 from depthmup.theory.precision import concrete
 
-READOUTS = ("phi", "linear")
+ReadoutName = Literal["phi", "linear"]
+READOUTS: tuple[ReadoutName, ...] = get_args(ReadoutName)
 GROUPS = ("readin", "branch", "readout")
 ALPHA = Range(low=0.5, most=1)
 LIMIT = Range(positive=True, infinite=True)  # of memory
@@ -30,7 +31,7 @@ def check_number(name: str, value: Any, within: Range = FINITE) -> None:
         raise ValueError(f"{name} must be one number, got shape {np.shape(value)}")
 
 
-def check_readout(readout: str) -> None:
+def check_readout(readout: ReadoutName) -> None:
     if readout not in READOUTS:
         raise unknown("readout", readout, READOUTS)
 

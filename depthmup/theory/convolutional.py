@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.activations import Activation
+from depthmup.activations import Activation, ActivationName
 from depthmup.names import at_least_one, unknown
 from depthmup.theory.checks import ALPHA, check_array, check_memory, check_number
 from depthmup.theory.flow import integrate
@@ -19,7 +19,8 @@ from depthmup.theory.lazy import branch_rates, layers_of, warn_of_remainder
 from depthmup.theory.moments import Moments, known, moments, overlap
 from depthmup.theory.precision import Array, concrete, float64
 
-PADDINGS = {"circular": "wrap", "zero": "constant"}  # names of `numpy.pad` for them
+PaddingName = Literal["circular", "zero"]
+PADDINGS: dict[PaddingName, str] = {"circular": "wrap", "zero": "constant"}  # names of `numpy.pad` for them
 TOGETHER = 2**20  # how many pairs of positions are computed at once
 
 
@@ -65,12 +66,12 @@ class State(NamedTuple):
 def lazy_conv_kernels(
     x: ArrayLike,
     depth: int | None = None,
-    activation: str | Activation = "relu",
+    activation: ActivationName | Activation = "relu",
     beta: float | jax.Array = 1.0,
     *,
     x2: ArrayLike | None = None,
     kernel: int = 3,
-    padding: str = "circular",
+    padding: PaddingName = "circular",
     alpha: float = 0.5,
     times: Sequence[float] | None = None,
     memory_limit: float = 4.0,
@@ -90,6 +91,9 @@ def lazy_conv_kernels(
       padding: "circular" or "zero".
       memory_limit: GiB that one block of pairs of images may take, which grows as the square of the number of
         positions.
+
+    Returns:
+      `ConvKernels`: kernels averaged over positions, (times, P, Q), and the NTK, (P, Q), in float64.
 
     Raises ValueError for images that do not fit, and as `lazy_kernels`. Warns as `lazy_kernels`.
     """
@@ -127,7 +131,12 @@ def lazy_conv_kernels(
 
 @functools.lru_cache(maxsize=64)
 def _compute(
-    activation: str | Activation, depth: int | None, alpha: float, layers: tuple[float, ...], kernel: int, padding: str
+    activation: ActivationName | Activation,
+    depth: int | None,
+    alpha: float,
+    layers: tuple[float, ...],
+    kernel: int,
+    padding: PaddingName,
 ) -> Callable[..., Any]:
     """The function `compute` below. It is kept for each of these settings, so that each is compiled once."""
     average = moments(activation)

@@ -38,6 +38,9 @@ def linear_dmft(
       depths: L, 2L and 4L, from which infinite depth is extrapolated.
       memory_limit: GiB that the coefficients may take.
 
+    Returns:
+      `Dynamics`: predictions, (T, P) or (T, P, C), and kernels, (layers, T, P, T, P).
+
     Time goes as L^2 (P T)^3, memory as L^2 (P T)^2. F(0) = 0. The result can be differentiated with respect to all
     arrays of the problem, which takes about T L / 3 times the memory. Warns, with the bound, of a learning rate that is
     unstable at the start. Raises ValueError as `Problem` does, and for a network that is not linear, other `depths`, or

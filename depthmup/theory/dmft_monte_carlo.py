@@ -50,6 +50,9 @@ def dmft(
       depths: L, 2L and 4L, from which infinite depth is extrapolated.
       memory_limit: GiB that the fields of a replicate may take.
 
+    Returns:
+      `Dynamics`: predictions, (T, P) or (T, P, C), their standard error, and kernels, (layers, T, P, T, P).
+
     Time goes as S L (P T)^2 + L (P T)^3, memory as S L P T. gamma0 = 0 is the lazy limit, which has no noise. Warns,
     with the bound, of a learning rate that is unstable at the start. Raises ValueError as `Problem` does, and for too
     few samples to match their moments, other `depths`, too much memory, or branches of two weights at gamma0 = 0 or at

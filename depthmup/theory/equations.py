@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.activations import Activation
+from depthmup.activations import Activation, ActivationName
 from depthmup.names import at_least_one, listed
-from depthmup.theory.checks import check_number, warn_unstable
+from depthmup.theory.checks import ReadoutName, check_number, warn_unstable
 from depthmup.theory.precision import Array, concrete
 from depthmup.theory.problem import NUMBERS, Problem
 
@@ -66,8 +66,8 @@ class Equations:
     weights: Float[jax.Array, "T P"]
     depth: int = dataclasses.field(metadata=STATIC)
     steps: int = dataclasses.field(metadata=STATIC)
-    activation: str | Activation = dataclasses.field(metadata=STATIC)
-    readout: str = dataclasses.field(metadata=STATIC)
+    activation: ActivationName | Activation = dataclasses.field(metadata=STATIC)
+    readout: ReadoutName = dataclasses.field(metadata=STATIC)
     branch_weights: int = dataclasses.field(metadata=STATIC)
     trained: tuple[str, ...] = dataclasses.field(metadata=STATIC)
     alpha: float = dataclasses.field(metadata=STATIC)

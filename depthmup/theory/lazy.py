@@ -12,9 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.activations import Activation
+from depthmup.activations import Activation, ActivationName
 from depthmup.names import at_least_one, floats, listed, short
-from depthmup.theory.checks import ALPHA, check_array, check_kernel, check_memory, check_number, check_readout, rounding
+from depthmup.theory.checks import (
+    ALPHA,
+    ReadoutName,
+    check_array,
+    check_kernel,
+    check_memory,
+    check_number,
+    check_readout,
+    rounding,
+)
 from depthmup.theory.flow import Flow, integrate, relu_flow
 from depthmup.theory.moments import CLOSED, TERMS, known, moments, overlap, remainder
 from depthmup.theory.precision import Array, concrete, float64
@@ -51,9 +60,9 @@ class LazyKernels(NamedTuple):
 def lazy_kernels(
     Kx: ArrayLike,
     depth: int | None = None,
-    activation: str | Activation = "relu",
+    activation: ActivationName | Activation = "relu",
     beta: float | jax.Array = 1.0,
-    readout: str = "phi",
+    readout: ReadoutName = "phi",
     *,
     alpha: float = 0.5,
     norms: tuple[ArrayLike, ArrayLike] | None = None,
@@ -77,6 +86,9 @@ def lazy_kernels(
       times: the layer times in [0, 1] at which H, Phi, G and ntk_branch_until are given; at finite depth multiples of
         1/L. By default all layers, or 17 times at infinite depth.
       memory_limit: GiB that the result may take.
+
+    Returns:
+      `LazyKernels`: H and Phi, (times, P, Q), and the NTK with its parts, (P, Q), in float64.
 
     Pairs of samples are computed in blocks and no array over all layers is made, so that with `times=()` thousands of
     samples fit. The result can be differentiated with respect to Kx and beta; at infinite depth in reverse mode only,
@@ -159,7 +171,7 @@ def layers_of(depth: int | None, times: Sequence[float] | None) -> Sequence[floa
     return list(map(float, layers))
 
 
-def warn_of_remainder(activation: str | Activation, norm: float, rho: float) -> None:
+def warn_of_remainder(activation: ActivationName | Activation, norm: float, rho: float) -> None:
     """Warns if Mehler's series is not exact to a millionth for two samples of this norm and overlap.
 
     Call it from a function that `float64` wraps, so that the warning names the line of that function's caller.
@@ -181,9 +193,9 @@ def _kernels(
     beta: jax.Array,
     *,
     symmetric: bool,
-    activation: str | Activation,
+    activation: ActivationName | Activation,
     depth: int | None,
-    readout: str,
+    readout: ReadoutName,
     alpha: float,
     layers: tuple[float, ...],
 ) -> tuple[jax.Array, ...]:

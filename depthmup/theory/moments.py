@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.activations import ACTIVATIONS, Activation
+from depthmup.activations import ACTIVATIONS, Activation, ActivationName
 from depthmup.names import short, unknown
 
 Pair = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -33,7 +33,7 @@ class Moments(NamedTuple):
         return self.same(c) if c.ndim == 1 else self.pair(a, b, c)
 
 
-def known(activation: str | Activation) -> str | Activation:
+def known(activation: ActivationName | Activation) -> ActivationName | Activation:
     """The name of an activation that has one, given by its name or as the function; any other function as it is.
 
     Raises ValueError for a name that is not in `ACTIVATIONS`, and for what is no function.
@@ -46,7 +46,7 @@ def known(activation: str | Activation) -> str | Activation:
     return names[0] if names else activation
 
 
-def function_of(activation: str | Activation) -> Activation:
+def function_of(activation: ActivationName | Activation) -> Activation:
     """phi by name, or the callable itself. Raises ValueError for an unknown name."""
     activation = known(activation)
     return ACTIVATIONS[activation] if isinstance(activation, str) else activation
@@ -57,7 +57,7 @@ def derivative_of(function: Activation) -> Activation:
     return lambda h: jax.jvp(function, (h,), (jnp.ones_like(h),))[1]
 
 
-def moments(activation: str | Activation) -> Moments:
+def moments(activation: ActivationName | Activation) -> Moments:
     """Closed forms for "linear", "relu" and "erf"; Mehler's series for all others. phi may have a kink at 0 only.
 
     Mehler's series is <phi(u) phi(v)> = sum_k rho^k c_k(a) c_k(b), where c_k(a) = <phi(sqrt(a) z) he_k(z)> and he_k are
@@ -73,7 +73,7 @@ def moments(activation: str | Activation) -> Moments:
     return Moments(functools.partial(_mehler, function), functools.partial(_same, function))
 
 
-def remainder(activation: str | Activation, norm: float, rho: float) -> float:
+def remainder(activation: ActivationName | Activation, norm: float, rho: float) -> float:
     """A bound of the relative error of Phidot for two samples with norm a = b = `norm` and overlap `rho`.
 
     It is the error of Mehler's series; closed forms have none, 0.

@@ -51,6 +51,9 @@ def one_step_linear(
       times: layer times at infinite depth, by default 101 from 0 to 1.
       memory_limit: GiB that the layers of a finite depth may take.
 
+    Returns:
+      `OneStep`: H before and after the step, and its drift, at the layer times.
+
     Raises ValueError for numbers that are not finite, a depth that is no whole number of at least 1, times outside of
     [0, 1] or at finite depth, or too much memory.
     """

@@ -55,6 +55,9 @@ def lazy_predictor(
       test_initial: predictions of the test samples at the start, (Q,) or (Q, C); by default 0.
       memory_limit: GiB that the predictions of the training samples may take.
 
+    Returns:
+      A `LazyPrediction`: train (T, P) or (T, P, C), and test (T, Q) or (T, Q, C).
+
     Warns, with the bound, if gradient descent is unstable: eta0 lambda_max(Theta) / P above 2.
     Raises ValueError for a kernel that is not positive semi-definite, shapes that do not fit, numbers that are not
     finite, too much memory, or unless exactly one of steps and times is given.

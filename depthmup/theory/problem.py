@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from depthmup.activations import Activation
+from depthmup.activations import Activation, ActivationName
 from depthmup.names import FINITE, NOT_NEGATIVE, Range, at_least_one, listed, short, unknown
-from depthmup.theory.checks import ALPHA, GROUPS, check_array, check_kernel, check_readout
+from depthmup.theory.checks import ALPHA, GROUPS, ReadoutName, check_array, check_kernel, check_readout
 from depthmup.theory.moments import known
 from depthmup.theory.precision import concrete
 
@@ -63,8 +63,8 @@ class Problem:
     y: ArrayLike
     _: dataclasses.KW_ONLY
     depth: int | None = None
-    activation: str | Activation = "tanh"
-    readout: str = "phi"
+    activation: ActivationName | Activation = "tanh"
+    readout: ReadoutName = "phi"
     branch_weights: int = 1
     beta: float | jax.Array = 1.0
     alpha: float = 0.5
@@ -155,9 +155,15 @@ def as_problem(
 
 
 def minibatches(batches: Sequence[Sequence[int]], samples: int) -> np.ndarray:
-    """`sample_weights` of stochastic gradient descent, (steps, samples), from the indices of each step's samples.
+    """`sample_weights` of stochastic gradient descent.
 
-    Give as many batches as `Problem.steps`. The last one moves nothing: T predictions are T - 1 updates apart.
+    Args:
+      batches: the indices of each step's samples. Give as many as `Problem.steps`. The last one moves nothing: T
+        predictions are T - 1 updates apart.
+      samples: P, their number.
+
+    Returns:
+      (steps, samples).
 
     Raises ValueError for an empty batch or a sample that does not exist.
     """

@@ -64,6 +64,9 @@ def train(
       executor: whose workers train, a group each, in the place of this process, which alone writes the workdir.
       retries: how often a group is submitted again whose worker was lost.
 
+    Returns:
+      The rows, {column: value} each.
+
     Raises SettingsError, WorkdirError or ValueError (bad data) before anything is compiled, and Stopped when asked to
     stop, NotSaved if that is of no use any more, and WorkersLost.
     """
@@ -108,9 +111,15 @@ def train(
 
 
 def cost(sweep: Settings | Mapping[str, Any] | Study, shard: tuple[int, int] = (0, 1), yes: bool = False) -> str:
-    """The cost of a sweep that has not begun, in words, as --dry_run prints it. This measures a few training steps.
+    """The cost of a sweep that has not begun. This measures a few training steps.
 
-    sweep, shard, yes and errors are those of `train`.
+    Args:
+      sweep, shard, yes: of `train`.
+
+    Returns:
+      The cost in words, as --dry_run prints it.
+
+    Raises as `train`.
     """
     study = ConfigStudy.of(sweep)
     plan = part(study, checked(study, shard, yes), *shard)

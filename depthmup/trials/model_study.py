@@ -46,7 +46,7 @@ SIZES = (WIDTH, DEPTH, "batch_size", "steps")
 NAMED = (*SIZES, OPTIMIZER, PARAMETERIZATION, LEARNING_RATE, "seed")  # in `ModelPoint.where` by other words
 Fixed = Literal["examples", "steps"]
 T = TypeVar("T")
-Optimizer = Callable[..., optax.GradientTransformation]  # (setup, **hyperparameters) -> of learning rate 1
+MakeOptimizer = Callable[..., optax.GradientTransformation]  # (setup, **hyperparameters) -> of learning rate 1
 
 
 class SetupLike(Protocol):
@@ -82,7 +82,7 @@ class Training:
     """
 
     setups: Mapping[str, SetupLike]
-    optimizers: Mapping[str, Optimizer | None]
+    optimizers: Mapping[str, MakeOptimizer | None]
     criterion: Loss
     own_outputs: bool
     feeds: Mapping[int, UserFeed]

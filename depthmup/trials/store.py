@@ -168,10 +168,16 @@ class Store:
 
 
 def load(workdir: str | Path) -> pandas.DataFrame:
-    """The rows of a sweep as a table: a row per trial, a column per setting and result (docs/sweeps.md).
+    """The rows of a sweep as a table (docs/sweeps.md).
 
-    If the workdir has no files of groups, the rows come from results.jsonl, which may have been copied alone. Raises
-    WorkdirError if the workdir holds no rows, or files of two sweeps of models.
+    Args:
+      workdir: of the sweep. If it has no files of groups, the rows come from results.jsonl, which may have been copied
+        alone.
+
+    Returns:
+      A row per trial, a column per setting and result.
+
+    Raises WorkdirError if the workdir holds no rows, or files of two sweeps of models.
     """
     import pandas
 
@@ -200,12 +206,30 @@ def load(workdir: str | Path) -> pandas.DataFrame:
 
 
 def curves(workdir: str | Path) -> pandas.DataFrame:
-    """The learning curves of the sweep in workdir: columns key (as in `load`), step, loss, grad_norm."""
+    """The learning curves of a sweep.
+
+    Args:
+      workdir: of the sweep.
+
+    Returns:
+      A table with the columns key (as in `load`), step, loss, grad_norm.
+
+    Raises WorkdirError if the workdir holds no rows.
+    """
     return _lists(bucket.folder(workdir), "curve", "learning curves")
 
 
 def measured(workdir: str | Path) -> pandas.DataFrame:
-    """Measurements (sweep.measure) in a sweep's workdir: columns key (as in `load`), step, quantity, layer, value."""
+    """The measurements (sweep.measure) of a sweep.
+
+    Args:
+      workdir: of the sweep.
+
+    Returns:
+      A table with the columns key (as in `load`), step, quantity, layer, value.
+
+    Raises WorkdirError if the workdir holds no rows.
+    """
     return _lists(bucket.folder(workdir), "measured", "measurements")
 
 

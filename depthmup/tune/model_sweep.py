@@ -30,7 +30,7 @@ from depthmup.report.result import SweepResult
 from depthmup.rules.batch_rules import Run
 from depthmup.rules.optim import GRIDS, OPTIONS, check_numbers
 from depthmup.rules.parameterization import Parameterization
-from depthmup.schedules import SCHEDULES
+from depthmup.schedules import SCHEDULES, Schedule
 from depthmup.settings import (
     LEARNING_RATE,
     CheckpointSettings,
@@ -48,7 +48,7 @@ from depthmup.train.model_task import Loss
 from depthmup.training_settings import Recipe
 from depthmup.trials.engine import cost
 from depthmup.trials.identity import settings
-from depthmup.trials.model_study import Fixed, ModelStudy, Optimizer, SetupLike, Training
+from depthmup.trials.model_study import Fixed, MakeOptimizer, ModelStudy, SetupLike, Training
 from depthmup.trials.study import Axis, Size
 from depthmup.trials.workers import RETRIES
 
@@ -95,7 +95,7 @@ def study_of(
     batches: Batches,
     *,
     steps: int | Sequence[int],
-    optimizer: str | Optimizer | Mapping[str, Optimizer] | Sequence[str] = "adamw",
+    optimizer: str | MakeOptimizer | Mapping[str, MakeOptimizer] | Sequence[str] = "adamw",
     learning_rates: LearningRates = None,
     widths: Sequence[int] | None = None,
     depths: Sequence[int] | None = None,
@@ -110,7 +110,7 @@ def study_of(
     judge_by: Judged | None = None,
     margin: float | str = MARGIN,
     chance: float | None = None,
-    schedule: str = "constant",
+    schedule: Schedule = "constant",
     warmup: int = 0,
     clip: float | None = None,
     own_outputs: bool = False,
@@ -217,7 +217,7 @@ def _check_batches(study: ModelStudy, training: Training, steps: int) -> None:
         check(words, batch)
 
 
-def _check_names(schedule: str, until: str, fixed: str, measure: Sequence[str]) -> None:
+def _check_names(schedule: Schedule, until: Until, fixed: Fixed, measure: Sequence[Quantity]) -> None:
     """Raises ValueError for a name that the argument does not take."""
     for argument, name, known in (
         ("schedule", schedule, SCHEDULES),
@@ -328,7 +328,7 @@ def _settings_of(p: Parameterization) -> dict[str, Any]:
     return fields | {"blocks": [p.count_blocks(depth) for depth in (p.base_depth, 2 * p.base_depth)]}
 
 
-def _optimizers(optimizers: Any) -> dict[str, Optimizer | None]:
+def _optimizers(optimizers: Any) -> dict[str, MakeOptimizer | None]:
     """{name: None, or what makes the transformation}"""
     if isinstance(optimizers, str) or not (callable(optimizers) or isinstance(optimizers, Iterable)):
         optimizers = [optimizers]

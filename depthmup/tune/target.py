@@ -33,6 +33,7 @@ from depthmup.trials.store import load
 from depthmup.trials.study import Size, Study, judged_value
 from depthmup.trials.workers import RETRIES
 from depthmup.tune.model_sweep import study_of
+from depthmup.tune.options import Hyperparameter
 from depthmup.tune.search import GUESS, search
 
 TOLERANCE = 0.01
@@ -70,7 +71,7 @@ def tune_target(
     progress: bool = True,
     executor: Executor | None = None,
     retries: int = RETRIES,
-    hyperparameter: str = "learning_rate",
+    hyperparameter: Hyperparameter = "learning_rate",
     **options: Any,
 ) -> SweepResult:
     """`Setup.tune` with a target, which explains the arguments."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from depthmup.fit import PowerLaw
 from depthmup.measure import MaximalUpdate
+from depthmup.measure.maximal_update import Average
 from experiments.paper_b.exponents import fitted
 from experiments.published import RESULTS
 
@@ -28,7 +29,7 @@ def update(measured: Measured, depth: float) -> MaximalUpdate:
     return MaximalUpdate(np.array(measured[depth]["changes"]), np.array(measured[depth]["squares"]))
 
 
-def of_update(measured: Measured, depths: Sequence[float], average: str = "arithmetic") -> PowerLaw | None:
+def of_update(measured: Measured, depths: Sequence[float], average: Average = "arithmetic") -> PowerLaw | None:
     """The law of the maximal-update learning rate over those of these depths that were measured.
 
     average: over layers, a name in `measure.AVERAGES`.

@@ -18,12 +18,13 @@ Expect: all means have about the same exponent, since S_l is a power of l.
 
 from __future__ import annotations
 
+from depthmup.measure.maximal_update import Average
 from experiments.figures.figure import Experiment, Outcome, Sweeps
 from experiments.output import AGREES, DISAGREES, UNDECIDED, markdown
 from experiments.paper_b import at_start, fig2a, ingredients
 from experiments.paper_b.exponents import along_depth, of_optima, same, text
 
-MEANS = ("arithmetic", "geometric", "harmonic")
+MEANS: tuple[Average, ...] = ("arithmetic", "geometric", "harmonic")
 SWEEPS = {**fig2a.SWEEPS, "full_baseline": ingredients.FULL["full_baseline"]}
 
 

@@ -42,10 +42,15 @@ class ForwardError(ValueError):
 class Node:
     """One value of the forward pass.
 
-    op: the operation that computes it; or "parameter", "constant", "input", and at the borders of a scan's body
-      "carry", "member", "carried", "emitted" and "stacked".
-    evaluate: values of the operands -> this value. path: of a parameter.
-    copies: the same value at each step of a recurrence that is in the graph, itself included.
+        relu(x @ w)     # Node("max", (Node("dot_general", (Node("input"), Node("parameter", path="w"))), ...))
+
+    Of every node
+      op: the operation that computes it; or "parameter", "constant", "input", and at the borders of a scan's body
+        "carry", "member", "carried", "emitted" and "stacked".
+      operands, evaluate: what it is computed from; values of the operands -> this value.
+      value: of the test, in which parameters and inputs are random. consumers: the nodes of which it is an operand.
+      copies: the same value at each step of a recurrence that is in the graph, itself included.
+    Of some kinds alone: path of a parameter; summed, number, heads, axes of a product; operations of a closed one.
     """
 
     op: str

@@ -78,7 +78,11 @@ def _doubles_alone(graph: Graph, node: Node, parts: Parts, calls: Sequence[Node]
 
 def doubles(graph: Graph, node: Node, parts: Parts, earlier: Sequence[Node] = ()) -> bool:
     """Whether a value doubles with these parameters, whatever else changes. earlier: the same value in earlier calls of
-    its layer and in earlier steps of a recurrence, in which nothing changes."""
+    its layer and in earlier steps of a recurrence, in which nothing changes.
+
+        relu(h @ up) @ down             # True of {"down": None} and of {"up": None}, False of both together
+        h @ up + bias                   # False of {"up": None}
+    """
     allowed = set(graph.nodes) if earlier else graph.ancestors(node)
     values = graph.changed(_doubled(graph, parts), allowed, cut=earlier)
     return bool(np.array_equal(values.get(node, node.value), 2 * np.asarray(node.value)))

@@ -18,7 +18,11 @@ LARGE = 2.0**10  # the size of weights behind which a norm is looked for
 
 def applied(graph: Graph) -> dict[str, Node]:
     """{path of a matrix, of a stack of matrices or of the kernel of a convolution: the first product that applies it to
-    activations}. Tables are none of them."""
+    activations}. Tables are none of them.
+
+        relu(h @ up) @ down             # {"up": h @ up, "down": relu(h @ up) @ down}
+        table[tokens]                   # {}
+    """
     first, matrices = dict[str, Node](), weights(graph)
     for node in _layers(graph):
         for number, operand in enumerate(node.operands):
@@ -36,7 +40,10 @@ def applied(graph: Graph) -> dict[str, Node]:
 
 
 def behind(graph: Graph) -> dict[Node, frozenset[str]]:
-    """{value: the paths of the parameters that act on what is computed from it}"""
+    """{value: the paths of the parameters that act on what is computed from it}
+
+    relu(h @ up) @ down             # {h: {"up", "down"}, h @ up: {"down"}, relu(h @ up): {"down"}, ...}
+    """
     result = dict[Node, frozenset[str]]()
     onward = dict[Node, frozenset[str]]()  # with the parameters of the operation itself
     for node in reversed(graph.nodes):
@@ -52,7 +59,11 @@ def unseen(graph: Graph) -> list[Node]:
 
 def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     """(queries, keys, product) of every product of two activations that goes into a softmax, or into a sigmoid
-    or ReLU that weighs other activations; through a tanh or a mask, but not through weights, as gates do."""
+    or ReLU that weighs other activations; through a tanh or a mask, but not through weights, as gates do.
+
+        softmax(q @ k.T) @ v            # (q, k.T, q @ k.T)
+        sigmoid(h @ gate) * v           # nothing
+    """
     products = set[Node]()
     for node in graph.nodes:
         if node.op in SOFTMAX or (node.op in GATES and _products_next_to(graph, node, "consumers")):
@@ -157,7 +168,10 @@ def _factors(node: Node) -> tuple[Node, ...]:
 def readouts(graph: Graph) -> list[tuple[Node, Parts | None]]:
     """(logits of a head without the bias that is added last, the parameters in which they are homogeneous) of each
     head: the output factor multiplies neither biases nor what becomes of logits, as in a soft cap. A cosine needs
-    no factor, and has no parameters."""
+    no factor, and has no parameters.
+
+        h @ head + bias                 # [(h @ head, {"head": None})]
+    """
     heads = _heads(graph, graph.output)
     places = [(head, {}) if cosine(graph, head) else _before_caps(graph, head) for head in heads]
     if len(heads) > 1 and any(parts is None for _, parts in places):
@@ -278,6 +292,8 @@ def _layers(graph: Graph) -> Iterator[Node]:
 
 def normalized(graph: Graph, paths: Collection[str]) -> frozenset[str]:
     """Of these weights those whose size does not matter to the logits, since a norm takes it away.
+
+        norm(relu(x @ embed @ up)) @ down @ head        # {"embed", "up"}
 
     Sizes are large in the test, so that biases and the curvature of activation functions (GELU) do not count."""
     result, allowed = set[str](), graph.ancestors(graph.output)

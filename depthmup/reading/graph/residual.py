@@ -45,10 +45,11 @@ def branches(graph: Graph) -> list[Branch]:
     result, others = list[Branch](), repeated_states(graph).keys() | _biased_attentions(graph)
     for node in (addition for addition in _additions(graph, (*ADDITIONS, "sub")) if addition not in others):
         left, right = node.operands
+        # Either operand may be the end of the branch, the other one is its skip; of a difference the right one alone.
         ways = [(a, b) for a, b in ((right, left), (left, right)) if a in graph.fed and (b, node.op) != (right, "sub")]
         # Where the start is a summand of both, the two are states of the stream, as in a mean of parallel blocks.
         pairs = [(a, start) for a, b in ways for start in _summands(graph, b, a) if start not in _chain(graph, a)]
-        if not pairs:
+        if not pairs:  # the skip is a number times the start, 0.5 * h + f(h), or a projection of it, h @ w + f(h)
             multiplied = ((a, b, before_numbers(graph, b)[0]) for a, b in ways)
             scaled = [Branch(node, a, start, b) for a, b, start in multiplied if start in graph.ancestors(a)]
             if scaled and _has_layers(graph, scaled[0].end, scaled[0].start):
@@ -250,7 +251,10 @@ def biases(graph: Graph, branch: Branch) -> Iterator[Node]:
 
 
 def multiplier(graph: Graph, branch: Branch) -> float:
-    """The number that a block multiplies the stream by: in front of the sum, or right behind it."""
+    """The number that a block multiplies the stream by: in front of the sum, or right behind it.
+
+    0.5 * h + mlp(h)                # 0.5
+    """
     number = 1.0 if branch.skip is branch.start else before_numbers(graph, branch.skip)[1]
     for consumer in branch.sum.consumers if len(branch.sum.consumers) == 1 else ():
         value, behind = before_numbers(graph, consumer)
@@ -417,7 +421,10 @@ def _count_layers(graph: Graph, node: Node, start: Node) -> int:
 
 def layers(graph: Graph, node: Node, start: Node) -> tuple[frozenset[str], ...]:
     """The paths of the parameters of each weight layer between `start` and a value, first to last; layers side by
-    side count as one. Those before a norm do not count: it takes the size of their weights away."""
+    side count as one. Those before a norm do not count: it takes the size of their weights away.
+
+        relu(h @ up) @ down             # with h as the start: ({"up"}, {"down"})
+    """
     layers = {start: tuple[frozenset[str], ...]()}
     for between in sorted(graph.ancestors(node) & graph.descendants([start]), key=graph.order.__getitem__):
         if between is start:
@@ -442,7 +449,10 @@ def sums(graph: Graph) -> Iterator[tuple[Node, frozenset[str]]]:
 
 def repeated_states(graph: Graph) -> dict[Node, frozenset[str]]:
     """{sum that adds an earlier summand of the stream to it again, such as the first state: the paths of the
-    parameters that multiply this summand}"""
+    parameters that multiply this summand}
+
+        h1 = h0 + f(h0);  h1 + scale * h0               # {h1 + scale * h0: {"scale"}}
+    """
     sums = {}
     for node in _additions(graph):
         for state, total in (node.operands, node.operands[::-1]):
