@@ -24,7 +24,9 @@ def test_the_nearest_tests(tmp_path):
         "depthmup/rule.py": "x = 1\n",
         "depthmup/net.py": "from depthmup.rule import x\n\nnet = x\n",
         "tests/test_net.py": "from depthmup.net import net\n\nassert net\n",
-        "tests/test_both.py": "from depthmup.net import net\nfrom depthmup.rule import x\n\nassert net == x\n",
+        "depthmup/other.py": "y = 1\n",
+        "tests/test_rule.py": "from depthmup.other import y\nfrom depthmup.net import net\n"
+        "from depthmup.rule import x\n\nassert net == x == y\n",
         "tests/test_main.py": "import main\n\nassert main.x\n",
         "tests/test_none.py": "x = 1\n",
         "main.py": "from depthmup.net import net\n\nx = net\n",
@@ -32,7 +34,7 @@ def test_the_nearest_tests(tmp_path):
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    tests = ["tests/test_both.py", "tests/test_net.py", "tests/test_main.py"]
+    tests = ["tests/test_rule.py", "tests/test_net.py", "tests/test_main.py"]
     assert nearest(["depthmup/rule.py"], Repository(tmp_path)) == tests
 
 
