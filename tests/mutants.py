@@ -20,7 +20,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,7 +30,8 @@ from tests.reach import Repository
 
 ROOT = Path(__file__).parents[1]
 FAULTS = ROOT / "tests" / "mutants.toml"
-TIMEOUT = 300  # seconds that the tests of a fault may take
+TIMEOUT = 3  # times the time of all tests without a fault: a fault may take it, and is seen then
+RESULTS = {True: "SURVIVED", False: "seen", None: "seen, by a timeout"}
 NEAREST = 3  # files of tests for the faults of a file
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider")
 # Cosmic Ray puts every other operator in an operator's place: of these, the likely ones will do. None for `|`, which
@@ -79,34 +82,35 @@ class Copy:
             "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),  # a fault costs what it changes alone
         }
 
-    def passes(self, tests: Sequence[str], quiet: bool = True) -> bool:
-        """Whether these tests pass in time. What they have started ends with them."""
+    def passes(self, tests: Sequence[str], timeout: float | None = None) -> bool | None:
+        """Whether these tests pass; None if they take too long. What they have started ends with them."""
+        output = None if timeout is None else subprocess.DEVNULL
         process = subprocess.Popen(
             [*PYTEST, *tests],
             cwd=self._folder,
             env=self._environment,
-            stdout=subprocess.DEVNULL if quiet else None,
-            stderr=subprocess.DEVNULL if quiet else None,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
         try:
-            return process.wait(TIMEOUT if quiet else None) == 0
+            return process.wait(timeout) == 0
         except subprocess.TimeoutExpired:
-            return False
+            return None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def sees(self, fault: Fault) -> bool:
-        """Whether a fault is seen."""
+    def result(self, fault: Fault, timeout: float) -> str:
+        """What the tests of a fault see of it."""
         path = self._folder / fault.file
         content = path.read_text()
         if content.count(fault.old) != 1:
             raise ValueError(f"{fault.name}: {fault.file} has its text {content.count(fault.old)} times, not once")
         path.write_text(content.replace(fault.old, fault.new))
         try:
-            return not self.passes(fault.tests)
+            return RESULTS[self.passes(fault.tests, timeout)]
         finally:
             path.write_text(content)
 
@@ -144,17 +148,18 @@ def main() -> int:
     chosen = [fault for fault in chosen if arguments.k in fault.name or arguments.k in fault.file]
     tests = tuple(sorted({test for fault in chosen for test in fault.tests}))
     print(f"{len(chosen)} faults; tests: {' '.join(tests)}", flush=True)
-    survived = []
+    results = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        copy = Copy(Path(folder), sorted(repository.files))
-        if not copy.passes(tests, quiet=False):
+        copy, start = Copy(Path(folder), sorted(repository.files)), time.monotonic()
+        if not copy.passes(tests):
             sys.exit("these tests must pass without a fault")
+        timeout = TIMEOUT * (time.monotonic() - start)
         for number, fault in enumerate(chosen, 1):
-            seen = copy.sees(fault)
-            survived += [] if seen else [fault.name]
-            print(f"{number}/{len(chosen)} {'seen' if seen else 'SURVIVED'}: {fault.name}", flush=True)
-    print(f"{len(chosen) - len(survived)} of {len(chosen)} faults are seen", *survived, sep="\n")
-    return int(bool(survived))
+            result = copy.result(fault, timeout)
+            results[result] += 1
+            print(f"{number}/{len(chosen)} {result}: {fault.name}", flush=True)
+    print(", ".join(f"{count} {result}" for result, count in results.items()))
+    return int(RESULTS[True] in results)
 
 
 if __name__ == "__main__":
