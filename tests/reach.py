@@ -222,6 +222,11 @@ class Repository:
             self._reached[test] = self._closure(test)
         return self._reached[test]
 
+    def imported(self, file: str) -> frozenset[str]:
+        """The modules that a file imports, and what it imports from them, by dotted name."""
+        uses = self._module(file).imported.values()
+        return frozenset(name for use in uses for name in (use.module, f"{use.module}.{use.name}"))
+
     def _closure(self, test: str) -> frozenset[str]:
         files, names = {test, *EVERYWHERE} & self.files, set[str]()
         pending = [file for file in files if file.endswith(".py")]

@@ -58,8 +58,6 @@ def test_settings_come_back_from_a_workdir():
     )
     saved = json.loads(json.dumps(study.identity | {"files of data.data_dir": "abc"}))
     assert from_identity(saved).identity == study.identity
-    earlier = {**saved, "sweep": {**saved["sweep"], "cpus": 1.0}}  # a key that is gone
-    assert from_identity(earlier).identity == study.identity
     vit = ConfigStudy(put(defaults("vit"), {"model.heads": 2}))
     assert from_identity(vit.identity).identity == vit.identity
     with pytest.raises(SettingsError, match="it is of schema 3, and this is schema"):

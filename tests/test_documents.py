@@ -7,7 +7,9 @@ import re
 import pandas
 import pytest
 
+from depthmup.files import digest
 from depthmup.report.curves import judge
+from depthmup.train.workdir import CHECKSUM
 from depthmup.trials.config_study import ConfigStudy
 from experiments import choose, documents, published
 from experiments.documents import PUBLISHED
@@ -151,7 +153,8 @@ def test_publishing_keeps_every_number(tmp_path, monkeypatch, sweeps):
     workdir = tmp_path / "sweep"
     workdir.mkdir()
     about = json.loads((RESULTS / "patches16_vit.json").read_text())
-    (workdir / "settings.json").write_text(json.dumps(about["settings"]))
+    saved = about["settings"]
+    (workdir / "settings.json").write_text(json.dumps({**saved, CHECKSUM: digest(saved)}))
     (workdir / "environment.json").write_text("[]")
     monkeypatch.setattr(documents, "RESULTS", tmp_path)
     monkeypatch.setattr(published, "load", lambda folder: sweep.rows.assign(extra=1))

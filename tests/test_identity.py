@@ -15,10 +15,10 @@ from flax import linen as nn
 
 import depthmup as dm
 from depthmup import sweep
-from depthmup.train.workdir import WorkdirError, read_settings
+from depthmup.train.workdir import WorkdirError
 from depthmup.trials.engine import train
-from depthmup.trials.identity import NEWER, settings
-from depthmup.trials.store import Finished, Store, extension
+from depthmup.trials.identity import settings
+from depthmup.trials.store import extension
 from depthmup.tune.model_sweep import study_of
 
 INPUTS, CLASSES, BATCH, STEPS = 6, 4, 8, 20
@@ -249,23 +249,3 @@ def test_a_file_of_another_sweep_is_refused(workdir, tmp_path):
     assert f"{one / 'groups'}" in str(refused.value)
     one.joinpath("groups", foreign.name).unlink()
     assert len(trained(one)) == len(RATES)
-
-
-def test_rows_of_an_earlier_version_go_on_with_a_note(workdir, tmp_path, capsys):
-    """Which had neither hashes nor JAX's settings: what it had must agree."""
-    old = tmp_path / "old"
-    shutil.copytree(workdir, old)
-    without = {key: value for key, value in read_settings(old).items() if key not in NEWER}
-    (old / "settings.json").write_text(json.dumps(without))
-    rows = sweep.load(old)
-    shutil.rmtree(old / "groups")
-    earlier = Store(old, without)
-    earlier.add([Finished(row) for row in rows.to_dict("records")])
-    earlier.close()
-    assert len(sweep.load(old)) == len(rows)
-    with pytest.raises(WorkdirError, match=r"program\.step was"):
-        trained(old, times(2.0))
-    assert len(trained(old, seeds=2)) == 2 * len(rows)
-    assert "has rows of an earlier version" in capsys.readouterr().out
-    with pytest.raises(WorkdirError, match="the loss changed"):
-        trained(old, times(2.0))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from depthmup import sweep
+from depthmup.files import digest
 from depthmup.train import workdir
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.claims import Claims
@@ -75,7 +76,6 @@ def test_a_changed_byte_is_not_believed(opened, tmp_path):
         assert opened(tmp_path).rows == {}
         assert len(_lists_of(tmp_path)) == 0
     path.write_bytes(content)
-    path.rename(path.with_name("of an earlier version.parquet"))  # which had no checksum
     assert opened(tmp_path).rows == store.rows
 
 
@@ -167,10 +167,9 @@ def test_rows_that_were_copied_alone(tmp_path):
 
 
 def test_another_schema_is_refused(opened, tmp_path):
-    """As every workdir of an earlier version."""
     opened(tmp_path).close()
-    saved = workdir.read_settings(tmp_path)
-    (tmp_path / "settings.json").write_text(json.dumps({**saved, "schema": 3}))
+    saved = {**workdir.read_settings(tmp_path), "schema": 3}
+    (tmp_path / "settings.json").write_text(json.dumps({**saved, workdir.CHECKSUM: digest(saved)}))
     with pytest.raises(WorkdirError, match=f"schema was 3, now it is {SCHEMA}. Give another --workdir"):
         opened(tmp_path)
 

@@ -66,11 +66,6 @@ class UserFeed(abc.ABC):
         batches = self.first_steps(-(-count // self.batch_size))
         return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves])[:count], *batches)
 
-    @property
-    def digest(self) -> str:
-        """A hash of the numbers, or of what can be seen of them: the first two batches."""
-        return digest_of(self.first_steps(2))
-
     def at(self, steps: Sequence[int]) -> Iterator[Batch]:
         """The batches of these steps, which rise."""
         raise NotImplementedError
@@ -132,10 +127,6 @@ class Arrays(UserFeed):
             for of_step in self.indices(0, min(count, self.steps_per_epoch))
         ]
 
-    @property
-    def digest(self) -> str:
-        return digest_of(self.arrays)
-
     def at(self, steps: Sequence[int]) -> Iterator[Batch]:
         arrays = self.resident()
         for step in steps:
@@ -145,7 +136,7 @@ class Arrays(UserFeed):
     def hashes(self, lengths: Collection[int]) -> dict[str, str]:
         if self.shuffled:
             # Arrays and batch size tell all batches; those of the first steps, that they are shuffled.
-            return {**super().hashes([min(2, *lengths)]), "the arrays of examples": self.digest}
+            return {**super().hashes([min(2, *lengths)]), "the arrays of examples": digest_of(self.arrays)}
         return super().hashes(lengths) | {
             f"the first {steps} batches": digest_of(
                 jax.tree.map(lambda leaf, end=steps * self.batch_size: leaf[:end], self.arrays)

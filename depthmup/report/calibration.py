@@ -62,7 +62,7 @@ def calibrations(
 
 
 def kept(workdir: Path) -> dict[str, Any]:
-    """The profiles in calibration.json; none, with a message, if it is damaged or of an earlier version."""
+    """The profiles in calibration.json; none, with a message, if it is damaged."""
     path = workdir / FILE
     if not path.exists():
         return {}
@@ -73,7 +73,7 @@ def kept(workdir: Path) -> dict[str, Any]:
             return known
     except (ValueError, TypeError, KeyError):
         pass
-    print(f"{path} is damaged, or of an earlier version: it is made anew")
+    print(f"{path} is damaged: it is made anew")
     return {}
 
 

@@ -23,7 +23,7 @@ def going(state: Any, hyper: Any) -> Bool[Array, ""]:
 
 def finite(loss: Any, grad_norm: Any, running: Any = True) -> Any:
     """Whether a step of a trial that is `running` is finite, for arrays of JAX and of NumPy. A trial is frozen from its
-    first step that is not. The order of the operations is part of a sweep's identity (`ModelPoint.fingerprint`)."""
+    first step that is not. The order of the operations is part of a sweep's identity (`ModelPoint.programs`)."""
     isfinite = loss.__array_namespace__().isfinite
     return running & isfinite(loss) & isfinite(grad_norm)
 

@@ -25,7 +25,7 @@ LOCK = ".lock"
 OPENING = ".opening"  # locked by a process while it compares and writes settings.json
 SETTINGS = "settings.json"
 ENVIRONMENT = "environment.json"
-CHECKSUM = "checksum"  # entry of settings.json: a hash of the others; earlier workdirs have none
+CHECKSUM = "checksum"  # entry of settings.json: a hash of the others
 
 
 OWNER = ".owner"  # in a bucket: an object that names the process that writes; of a part of a sweep .owner-I-of-N
@@ -162,8 +162,7 @@ def read_settings(workdir: Path) -> dict[str, Any]:
         raise WorkdirError(f"{path} is damaged: {error}") from error
     if not isinstance(saved, dict) or not saved:
         raise WorkdirError(f"{path} is damaged: it is no object of settings")
-    checksum = saved.pop(CHECKSUM, None)
-    if checksum not in (None, digest(saved)):
+    if saved.pop(CHECKSUM, None) != digest(saved):
         raise WorkdirError(f"{path} is damaged, or edited: its checksum is another")
     return saved
 

@@ -92,5 +92,5 @@ def _choice(entry: Mapping[str, Any]) -> Choice:
         {shape: (float(a), float(b), float(c)) for shape, (a, b, c) in entry["measured"].items()},
         tuple(Size(*size) for size in entry["left_out"]),
         tuple(Size(*size) for size in entry["dropped"]),
-        Answer(*map(float, entry["answer"])) if entry.get("answer") else None,
+        Answer(*map(float, entry["answer"])) if entry["answer"] else None,
     )

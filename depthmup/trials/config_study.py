@@ -136,12 +136,6 @@ class ConfigStudy(Study):
         swept = [*OWN, LEARNING_RATE, *(axis.key for axis in self.axes)]
         fixed = {key: value for key, value in flat(self.settings).items() if key not in swept}
         sweep = {**dataclasses.asdict(self.sweep), "width": self.width, "depth": self.depth}
-        new = [key for key in ("batch_sizes", "epochs") if not sweep[key]]
-        if self.sweep.until == "planned":
-            new += ["until", "max_seeds"]
-        if self.sweep.margin == SweepSettings.margin:
-            new.append("margin")
-        sweep = {key: value for key, value in sweep.items() if key not in new}  # as sweeps have it that are older
         return {"schema": SCHEMA, **fixed, "axes": sorted(swept), "sweep": sweep}
 
     @property
@@ -238,15 +232,15 @@ class ConfigStudy(Study):
 
 def from_identity(saved: Mapping[str, Any], data_dir: str | None = None) -> ConfigStudy:
     """The sweep of a config from its `identity`, as settings.json has it. Settings that cannot change a result have
-    their defaults; keys of the sweep that earlier versions had are left out.
+    their defaults.
 
     Raises SettingsError if it is not that of a sweep, or that of another version.
     """
     if saved.get("schema") != SCHEMA:
         kind = f"of schema {saved['schema']}" if "schema" in saved else "not that of a sweep"
         raise SettingsError(f"it is {kind}, and this is schema {SCHEMA}")
-    sweep = {key: saved["sweep"].get(key, default) for key, default in dataclasses.asdict(SweepSettings()).items()}
-    shape = {"model.width": saved["sweep"]["width"], "model.depth": saved["sweep"]["depth"]}
+    sweep = dict(saved["sweep"])
+    shape = {"model.width": sweep.pop("width"), "model.depth": sweep.pop("depth")}
     family = saved["model.name"]
     values = {key: convert(k.kind, saved[key], key) for key, k in keys(family).items() if key in saved}
     base = dataclasses.replace(defaults(family), sweep=convert(SweepSettings, sweep, "sweep"))

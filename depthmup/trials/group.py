@@ -92,7 +92,7 @@ class Runner:
             raise OutOfMemory(f"{group}: out of memory; set sweep.at_once below {group.size}") from error
         _check_batches(group, history.values[0])
         finished = []
-        for i, (trial, count) in enumerate(zip(group.trials, steps, strict=True)):
+        for i, (trial, count) in enumerate(zip(group.trials, steps, strict=False)):  # steps: of what fills it up too
             of_state = {name: value[i].item() for name, value in results.items()}
             row = row_of(trial, count, of_state, history.losses(i, count))
             finished.append(Finished(row, history.curve(i, count), history.measurements(i, count, points)))

@@ -22,7 +22,6 @@ from depthmup.train.model_task import ModelTask, Traced
 from depthmup.train.step import Batch, Hyper
 
 HASHES = "hashes"  # entry of an identity: {where, or "": {what, in words: hash}}
-NEWER = ("jax", "overrides", HASHES)  # entries that the first workdirs of `m.sweep` do not have
 # Settings of JAX that change results.
 SETTINGS = ("enable_x64", "default_prng_impl", "threefry_partitionable", "default_matmul_precision")
 Hashes = dict[str, str]  # {what, in words: hash}
@@ -83,21 +82,15 @@ def of_factors(hyper: Hyper) -> Hashes:
 
 
 def difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """The first entry in which two identities differ, in words; "" if none. Hashes are compared where both sweeps have
-    them, and so are NEWER entries: a sweep may ask for other sizes and optimizers, or be older."""
-    once = {key for key in NEWER if key not in saved or key not in here}
-    if HASHES in once:
-        before, now = ({k: v for k, v in tree.items() if k not in once} for tree in (saved, here))
-        return first_difference(before, now)
-    # Hashes tell more than the entries "data" and "program.step", which workdirs without hashes are compared by.
-    before, now = (
-        {**tree, "data": None, "program": {**tree["program"], "step": None}, HASHES: None} for tree in (saved, here)
-    )
+    """The first entry in which two identities differ, in words; "" if none. Hashes are compared where both have them: a
+    sweep may ask for other sizes and optimizers, a check for other shapes."""
+    before, now = ({key: value for key, value in tree.items() if key != HASHES} for tree in (saved, here))
+    hashes: Mapping[str, Hashes] = saved.get(HASHES, {})
     changed = (
         f"{what} changed{f' ({where})' if where else ''}"
-        for where, hashes in here[HASHES].items()
-        for what, value in hashes.items()
-        if saved[HASHES].get(where, {}).get(what, value) != value
+        for where, of_where in here.get(HASHES, {}).items()
+        for what, value in of_where.items()
+        if hashes.get(where, {}).get(what, value) != value
     )
     return first_difference(before, now) or next(changed, "")
 

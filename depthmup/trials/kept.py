@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ import jax
 import numpy as np
 
 from depthmup.data.user_feed import digest_of
-from depthmup.files import first_difference
 from depthmup.measure import Probe
 from depthmup.measure.coordinate_check import Changes, Key
 from depthmup.measure.probe import ALL
 from depthmup.train.workdir import Workdir
-from depthmup.trials.identity import HASHES, Hashes, of_init, of_program, settings
+from depthmup.trials.identity import HASHES, Hashes, difference, of_init, of_program, settings
 
 TRAININGS = "trainings.jsonl"
 
@@ -31,7 +30,7 @@ class Kept(MutableMapping[Key, Changes]):
         """hashes: `of_probe` of each shape of this check."""
         self._path = Path(workdir) / TRAININGS
         identity = {"check": {"batch": digest_of(batch)}, "jax": settings(), HASHES: dict(hashes)}
-        self._workdir = Workdir(Path(workdir), identity, results=TRAININGS, shared=False, differs=_difference)
+        self._workdir = Workdir(Path(workdir), identity, results=TRAININGS, shared=False, differs=difference)
         self._trainings: dict[Key, Changes] = {}
         lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
         for line in lines[:-1]:
@@ -69,16 +68,3 @@ def of_probe(probe: Probe, fresh: Any) -> Hashes:
     step = of_program("the training step", jax.make_jaxpr(probe.step)(start, probe.batch, hyper))
     closed, shapes = jax.make_jaxpr(fresh, return_shape=True)(jax.random.key(0))
     return {**of_init(closed, shapes[0]), **step}
-
-
-def _difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """What differs, of shapes that both checks have."""
-    before, now = ({**tree, HASHES: None} for tree in (saved, here))
-    shapes: Sequence[str] = [where for where in here[HASHES] if where in saved[HASHES]]
-    changed = (
-        f"{what} changed ({where})"
-        for where in shapes
-        for what, value in here[HASHES][where].items()
-        if saved[HASHES][where].get(what, value) != value
-    )
-    return first_difference(before, now) or next(changed, "")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -33,7 +31,7 @@ from depthmup.settings import (
     column,
 )
 from depthmup.train.loop import Measurement
-from depthmup.train.model_task import Loss, ModelTask, Traced, hyper_of, traced
+from depthmup.train.model_task import Loss, ModelTask, hyper_of, traced
 from depthmup.train.quantities import measurement
 from depthmup.train.step import Hyper
 from depthmup.training_settings import Recipe
@@ -189,22 +187,12 @@ class ModelPoint(Point):
     def check(self) -> None:
         self.programs()
 
-    def programs(self, trace: Traced | None = None) -> Programs:
-        """The hashes of the programs here. trace: of them, if they were traced already."""
-        hyper, held_out = self.hyper(1.0, 0).arrays(), self.feed.held_out
+    def programs(self) -> Programs:
+        """The hashes of the programs here."""
+        task, hyper, feed = self.task, self.hyper(1.0, 0).arrays(), self.feed
         return self._training.once(
-            ("programs", self.program), lambda: programs(self.task, trace or self._traced(), hyper, held_out)
+            ("programs", self.program), lambda: programs(task, traced(task, hyper, feed.first), hyper, feed.held_out)
         )
-
-    def fingerprint(self) -> str:
-        """A hash of a step's program as text, which is all that the first workdirs know of it: their rows go on while
-        it stays. The text has no numbers of arrays."""
-        trace = self._traced()
-        self.programs(trace)
-        return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(trace.step)).encode()).hexdigest()[:16]
-
-    def _traced(self) -> Traced:
-        return traced(self.task, self.hyper(1.0, 0).arrays(), self.feed.first)
 
     @property
     def where(self) -> str:
@@ -298,7 +286,7 @@ class ModelStudy(Study):
         swept = [OPTIMIZER, PARAMETERIZATION, WIDTH, DEPTH, "seed", LEARNING_RATE, *(axis.key for axis in self.axes)]
         sweep = {**dataclasses.asdict(self.sweep), "width": self.width, "depth": self.depth}
         sweep |= {"steps": list(self.durations), "fixed": self.fixed, "sizes": [list(size) for size in self.runs]}
-        sweep |= {"lattice": [list(size) for size in self.lattice]} if self.lattice else {}
+        sweep |= {"lattice": [list(size) for size in self.lattice]}
         axes = {axis.key: list(axis.values) for axis in self.axes}
         return {"schema": SCHEMA, **self.about, "axes": sorted(set(swept)), "sweep": {**sweep, "axes": axes}}
 
@@ -426,10 +414,9 @@ class ModelStudy(Study):
 def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
     """The study of a workdir's settings.json, whose rows can be judged. Raises SettingsError where it is none."""
     sweep = dict(saved["sweep"])
-    width, depth, axes, steps, fixed = (sweep.pop(key) for key in ("width", "depth", "axes", "steps", "fixed"))
-    runs, lattice = (sweep.pop(key, ()) for key in ("sizes", "lattice"))  # newer than the others
-    names = {field.name: field for field in dataclasses.fields(SweepSettings)}
-    lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in sweep.items() if k in names}
+    others = ("width", "depth", "axes", "steps", "fixed", "sizes", "lattice")
+    width, depth, axes, steps, fixed, runs, lattice = (sweep.pop(key) for key in others)
+    lists: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in sweep.items()}
     about = {key: value for key, value in saved.items() if key not in ("schema", "axes", "sweep", HASHES)}
     return ModelStudy(
         SweepSettings(**lists),

@@ -147,18 +147,9 @@ class Store:
         if identity in self._agree:
             return
         saved = json.loads(identity)
-        other = (
-            extension({key: saved[key] for key in self._beyond_keys if key in saved}, self._beyond_keys)
-            if saved
-            else ""
-        )
+        other = extension({key: saved[key] for key in self._beyond_keys if key in saved}, self._beyond_keys)
         if other:
             raise WorkdirError(_foreign(path, other))
-        if HASHES in self._beyond_keys and HASHES not in saved:
-            print(
-                f"note: {self._path} has rows of an earlier version, which did not keep what decides them besides the "
-                "program of a step: whether the init, arrays, held-out data or later batches have changed is not known"
-            )
         self._agree.add(identity)
 
     def _take(self, path: Path, rows: Iterable[Row]) -> None:
@@ -182,7 +173,7 @@ def load(workdir: str | Path) -> pandas.DataFrame:
     import pandas
 
     rows: dict[str, Row] = {}
-    first: dict[str, Any] = {}  # the identity of the first file that tells what decides its rows
+    first: dict[str, Any] = {}  # the identity of the first file, where keys of rows do not tell all that decides them
     for path in _files(bucket.folder(workdir)):
         group, content = _readable(_read, path) or ([], b"{}")
         identity = json.loads(content)
@@ -279,10 +270,10 @@ def _readable(read: Any, path: Path, *arguments: Any) -> Any:
 
 
 def _read(path: Path) -> tuple[list[Row], bytes]:
-    """(rows, settings of their sweep as JSON, {} in the first files)"""
+    """(rows, settings of their sweep as JSON)"""
     file = _opened(path)
     rows = file.read([name for name in file.schema_arrow.names if "/" not in name]).to_pylist()
-    return rows, (file.schema_arrow.metadata or {}).get(IDENTITY, b"{}")
+    return rows, file.schema_arrow.metadata[IDENTITY]
 
 
 def _read_lists(path: Path, about: str) -> pyarrow.Table:
@@ -298,11 +289,11 @@ def _identity(workdir: Path) -> Any:
 
 
 def _opened(path: Path) -> parquet.ParquetFile:
-    """The file of a group. Raises ValueError if it is not the one that was written; earlier ones have no checksum."""
+    """The file of a group. Raises ValueError if it is not the one that was written."""
     from pyarrow import parquet
 
-    content, (_, *checksum) = path.read_bytes(), path.stem.split(".")
-    if checksum and checksum != [_checksum(content)]:
+    content = path.read_bytes()
+    if path.stem.partition(".")[2] != _checksum(content):
         raise ValueError("its bytes have changed")
     return parquet.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
 

@@ -185,7 +185,7 @@ def study_of(
         runs=runs,
     )
     _check_batches(study, training, max([*study.durations, base_steps, *(size.steps for size in runs)]))
-    return dataclasses.replace(study, about={**about, "program": _fingerprint(study)})
+    return study
 
 
 def _check_batches(study: ModelStudy, training: Training, steps: int) -> None:
@@ -301,6 +301,7 @@ def _about(training: Training, setup: SetupLike, base: tuple[int, int], chance: 
     """What decides the rows besides the axes, as JSON."""
     feed, source = training.feed, getattr(setup, "source", setup)
     return {
+        "program": {"jax": jax.__version__},
         "jax": settings(),
         "model": name_of(source),
         "overrides": {_plain(key): value for key, value in getattr(source, "overrides", {}).items()},
@@ -310,7 +311,6 @@ def _about(training: Training, setup: SetupLike, base: tuple[int, int], chance: 
         "batch_rule": [setup.run.rule, setup.run.base_batch, setup.run.base_steps] if setup.run else None,
         "steps": training.steps,
         "batch_size": feed.batch_size,
-        "data": feed.digest,
         "held_out": [len(feed.held_out), feed.evaluated_examples],
         "schedule": training.recipe.schedule,
         "warmup": training.warmup,
@@ -388,12 +388,6 @@ def _rates(learning_rates: LearningRates, optimizers: Mapping[str, Any], per_oct
         low = round(float(log[0]), 9)
         return dict.fromkeys(optimizers, (low, low + (values.size - 1) / per_octave)), False
     return Axis(LEARNING_RATE, tuple(values.tolist()), True), False
-
-
-def _fingerprint(study: ModelStudy) -> dict[str, str]:
-    """What tells the code of the model: the program of a step at the base, as this version of JAX writes it."""
-    point = study.base_point(study.sweep.optimizers[0], study.sweep.parameterizations[0])
-    return {"jax": jax.__version__, "step": point.fingerprint()}
 
 
 def name_of(source: Any) -> str:
