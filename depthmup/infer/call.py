@@ -158,8 +158,12 @@ class _Inference:
         leaves = {name: self._leaf(name, stacks.get(name)) for name in shapes.base}
         roled = self._roles(leaves, stacks, places)
         growing, reading = [name for name, leaf in leaves.items() if leaf.grow], self.reading
-        by_program = (lambda: ends(reading.sites(1), shapes.base, growing)) if reading else None
-        lookalikes, why = readouts(roled, leaves, self.settled, self.layout, by_program)
+
+        def by_program() -> tuple[Mapping[str, Role], Set[str]]:
+            assert reading
+            return ends(reading.sites(1), shapes.base, growing), paths_of(reading.sites(1), "unused")
+
+        lookalikes, why = readouts(roled, leaves, self.settled, self.layout, by_program if reading else None)
         if why:
             self.names.update(lookalikes)
             self.reasons.append(why)
