@@ -33,7 +33,9 @@ def output(process):
 
 
 def test_all_are_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SMALL, "nnx_gpt.py", "sweep_your_model.py"}
+    of_codebases = set(re.findall(r"\w+\.py", (EXAMPLES.parent / "tests/foreign/test_codebases.py").read_text()))
+    here = {path.name for path in EXAMPLES.glob("*.py")}
+    assert here == {*SMALL, *of_codebases, "nnx_gpt.py", "sweep_your_model.py"}
 
 
 @pytest.mark.parametrize("name", SMALL)
