@@ -372,9 +372,9 @@ def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]
     if not common:
         return []
     fork = max(common, key=graph.order.__getitem__)
-    beside = graph.ancestors(left, fork) | graph.ancestors(right, fork)
+    past = graph.ancestors(left, fork) | graph.ancestors(right, fork)
     state = source(graph, fork)
-    while state and state not in beside:
+    while state and state not in past:
         state = source(graph, state)
     fork = state or fork  # hyper-connections make weights of its norm, by which they mix the state itself
     layers = {operand: _count_layers(graph, operand, fork) for operand in (left, right)}
@@ -382,8 +382,8 @@ def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]
     if not layers[skip] == 1 < layers[branch] or _is_linear(graph, branch, fork):
         return []
     states = _chain(graph, branch) | (graph.ancestors(branch, fork) & graph.descendants([fork]))
-    injected = any(one.sum in states for one in sums)
-    return [] if injected or _is_gate(graph, node) else [Branch(node, branch, fork, skip)]
+    beside = any(one.sum in states for one in sums)
+    return [] if beside or _is_gate(graph, node) else [Branch(node, branch, fork, skip)]
 
 
 def _is_gate(graph: Graph, node: Node) -> bool:

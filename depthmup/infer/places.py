@@ -121,8 +121,8 @@ def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
     """The branches that count as blocks: those of which more depth adds some, and single ones on their stream that
     share a shape of parameters with these, or whose skip is a projection, as in entries of stages; none inside others.
     """
-    alike = _repeating(few, many)
-    repeats = {site for site in of.branches if site.like in alike}
+    repeating = _repeating(few, many)
+    repeats = {site for site in of.branches if site.like in repeating}
     repeats |= {site for site in of.branches if site.where in CLOSED and any(path in of.stacks for path in site.alone)}
     for origin in ("injection", "term"):  # alike or not: with one injection nothing shares what it is made of
         before, after = (sum(site.origin == origin for site in each.branches) for each in (few, many))
@@ -132,9 +132,9 @@ def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
     streams = {site.stream for site in repeats if site.where not in CLOSED}
     outer = frozenset[int]().union(*(site.around for site in of.branches))
     for site in of.branches if repeats else ():
-        akin = site.stream in streams and any(of.shape(path) in shapes for path in site.inside)
+        alike = site.stream in streams and any(of.shape(path) in shapes for path in site.inside)
         single = site.origin == "stream" and site.where not in CLOSED and site.number not in outer
-        if single and (akin or site.skip):
+        if single and (alike or site.skip):
             repeats.add(site)
     numbers = {site.number for site in repeats}
     return [site for site in of.branches if site in repeats and numbers.isdisjoint(site.around)]
