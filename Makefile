@@ -76,7 +76,7 @@ test-foreign: .venv-foreign/ready .venv-codebases/ready
 
 .venv-foreign/ready: pyproject.toml requirements.txt
 	$(PYTHON) -m venv .venv-foreign
-	grep -v huggingface-hub requirements.txt > .venv-foreign/constraints.txt  # transformers of Flax want an older one
+	grep -vE "^(huggingface-hub|tokenizers)=" requirements.txt > .venv-foreign/constraints.txt  # transformers of Flax want older ones
 	.venv-foreign/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-foreign/constraints.txt \
 	  -e ".[foreign,run,dev]" equinox
 	@touch $@

@@ -161,8 +161,12 @@ class _Inference:
         leaves = {name: self._leaf(name, stacks.get(name)) for name in shapes.base}
         roled = self._roles(leaves, stacks, places)
         growing, reading = [name for name, leaf in leaves.items() if leaf.grow], self.reading
-        by_program = (lambda: ends(reading.sites(1), shapes.base, growing)) if reading else None
-        lookalikes, why = readouts(roled, leaves, self.settled, self.layout, by_program)
+
+        def by_program() -> tuple[Mapping[str, Role], Set[str]]:
+            assert reading
+            return ends(reading.sites(1), shapes.base, growing), paths_of(reading.sites(1), "unused")
+
+        lookalikes, why = readouts(roled, leaves, self.settled, self.layout, by_program if reading else None)
         if why:
             self.names.update(lookalikes)
             self.reasons.append(why)
@@ -229,7 +233,7 @@ class _Inference:
             places = self._listed(stacks)
         inside = places.in_branches.difference(by_rule).union(n for n, place in by_rule.items() if place == "branch")
         stream = places.between.difference(by_rule).union(n for n, place in by_rule.items() if place == "stream")
-        return Places(inside, stream, places.unplaced.difference(by_rule))
+        return Places(inside, stream, places.unplaced.difference(by_rule), places.mixing.difference(by_rule))
 
     @functools.cached_property
     def _twins(self) -> dict[str, str]:
@@ -264,9 +268,12 @@ class _Inference:
         return Places(frozenset(inside), frozenset(), frozenset())
 
     def _on_the_stream(self, places: Places, roled: Mapping[str, Roled]) -> set[str]:
-        """The parameters on the stream: vectors and scalars between branches, or of what blocks add to it otherwise.
-        Weights that repeat with depth outside the branches have no rule, nor have the vectors of such a layer."""
+        """The parameters on the stream: vectors and scalars between branches, or of what blocks add to it otherwise;
+        those by which all blocks mix copies of it. Weights that repeat with depth outside the branches have no rule,
+        nor have the vectors of such a layer."""
         by_rule = {name for name, rule in self.rules.items() if rule.place == "stream"}
+        if all(roled[name].role not in ("input", "hidden") for name in places.mixing):
+            by_rule |= places.mixing
         repeating = (places.between | places.unplaced) - by_rule
         small = {name for name in repeating if roled[name].role in ("vector", "scalar", "fixed")}
         if repeating == small:

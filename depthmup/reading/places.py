@@ -43,12 +43,13 @@ class Places(NamedTuple):
     """The places of the parameters at the smaller depth.
 
     in_branches: those in residual branches. between: those that act on the stream in every block. unplaced: those that
-    repeat with depth and do neither.
+    repeat with depth and do neither. mixing: those in the skips of blocks (hyper-connections).
     """
 
     in_branches: frozenset[str]
     between: frozenset[str]
     unplaced: frozenset[str]
+    mixing: frozenset[str] = frozenset()
 
 
 class _Kind(NamedTuple):
@@ -84,7 +85,8 @@ def places_of(few: Pass, many: Pass) -> Places:
         repeated = stacked or acts[: max(added, 0)]
         for site in repeated:
             (between if site.behind_sums else unplaced).update(site.inside)
-    return Places(inside_few, frozenset(between), frozenset(unplaced))
+    mixing = (site.skip for site in few.branches if site.like in _repeating(few, many))
+    return Places(inside_few, frozenset(between), frozenset(unplaced), frozenset[str]().union(*mixing) - inside_few)
 
 
 def _kinds(of: Pass, blocks: Sequence[Site]) -> dict[str, _Kind]:
@@ -109,12 +111,18 @@ def _outside(of: Pass, inside: Set[str]) -> defaultdict[tuple[Shape, int], list[
     return result
 
 
+def _repeating(few: Pass, many: Pass) -> frozenset[int]:
+    """What branches are like of which more depth adds some."""
+    before, after = (Counter(site.like for site in of.branches for _ in range(site.steps)) for of in (few, many))
+    return frozenset(like for like, count in before.items() if after[like] > count)
+
+
 def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
     """The branches that count as blocks: those of which more depth adds some, and single ones on their stream that
     share a shape of parameters with these, or whose skip is a projection, as in entries of stages; none inside others.
     """
-    counts = [Counter(site.like for site in each.branches for _ in range(site.steps)) for each in (few, many)]
-    repeats = {site for site in of.branches if counts[1][site.like] > counts[0][site.like] > 0}
+    repeating = _repeating(few, many)
+    repeats = {site for site in of.branches if site.like in repeating}
     repeats |= {site for site in of.branches if site.where in CLOSED and any(path in of.stacks for path in site.alone)}
     for origin in ("injection", "term"):  # alike or not: with one injection nothing shares what it is made of
         before, after = (sum(site.origin == origin for site in each.branches) for each in (few, many))

@@ -117,12 +117,13 @@ def readouts(
     leaves: Mapping[str, Leaf],
     settled: Collection[str],
     layout: Layout,
-    ends: Callable[[], Mapping[str, Role]] | None,
+    by_program: Callable[[], tuple[Mapping[str, Role], Collection[str]]] | None,
 ) -> tuple[list[str], str]:
     """Decide in `roled` which of the parameters that look like readouts store the output factor. Without a forward pass
-    only one may: (those that do, the question) if several do; else ([], "")."""
+    only one may: (those that do, the question) if several do; else ([], ""). by_program: () -> (the roles of
+    `reading.ends`, the parameters on which the logits do not depend: several of them are no question)."""
     lookalikes = [path for path, (role, _) in roled.items() if role == "readout" and path not in settled]
-    forward_ends = ends() if ends is not None and lookalikes else {}
+    forward_ends, unused = by_program() if by_program is not None and lookalikes else ({}, ())
 
     def decide(path: str, role: Role) -> None:
         axes = roled[path].axes
@@ -138,6 +139,11 @@ def readouts(
         for path in lookalikes:
             decide(path, "output")
         return [], ""
+    if len(lookalikes) > 1:
+        for path in lookalikes:
+            if path in unused:
+                decide(path, "output")
+        lookalikes = [path for path in lookalikes if path not in unused]
     if len(lookalikes) < 2:
         return [], ""
     for path in lookalikes[:-1]:

@@ -143,6 +143,33 @@ class FixedStream(nn.Module):
         return nn.Dense(3, name="head")(x)
 
 
+class HyperConnections(nn.Module):
+    """Two streams, which every block reads, mixes and writes by numbers, or by what it makes of both."""
+
+    width: int
+    depth: int
+    dynamic: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.DenseGeneral((2, self.width), name="embed")(x)
+        for i in range(self.depth):
+            mix = self.param(f"block_{i}_mix", lambda _: jnp.eye(2))
+            read = self.param(f"block_{i}_read", lambda _, i=i: jnp.eye(2)[i % 2])
+            write = self.param(f"block_{i}_write", nn.initializers.ones, (2,))
+            if self.dynamic:
+                seen = nn.LayerNorm(name=f"block_{i}_seen")(h)
+                mixed, read_at, written = (
+                    0.1 * nn.tanh(nn.Dense(size, use_bias=False, name=f"block_{i}_{name}")(seen))
+                    for name, size in {"mixed": 2, "read_at": 1, "written": 1}.items()
+                )
+                mix, read, write = mix + mixed, read + read_at[..., 0], write + written[..., 0]
+            y = nn.LayerNorm(name=f"block_{i}_norm")(jnp.einsum("...n,...nd->...d", read, h))
+            y = mlp(y, self.width, f"block_{i}")
+            h = jnp.einsum("...nm,...md->...nd", mix, h) + write[..., None] * y[..., None, :]
+        return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(h.sum(-2)))
+
+
 class NormalizedHead(nn.Module):
     """The head's weights have the norms that a parameter gives (HiFi-GAN)."""
 
@@ -311,6 +338,20 @@ MODELS = {
         functools.partial(ValueResidual, learned=True), (ones(2, 6, 5),),
         blocks("block_*") | {"block_*_lambdas": "branch/scalar"} | VALUES | ENDS | trunk(norm="vector"),
         queries=("*_q/*", "*_k/*", "*_norm/scale"),
+    ),
+    "hyper_connections": Foreign(
+        HyperConnections, (ones(4, 5),),
+        blocks("block_*") | {"block_*_mix": "stream/fixed", "block_*_read": "branch/fixed"}
+        | {"block_*_write": "branch/scalar"} | ENDS | trunk(norm="vector"),
+        queries=("*_mix", "*_read", "*_write"),
+    ),
+    "hyper_connections_dynamic": Foreign(
+        functools.partial(HyperConnections, dynamic=True), (ones(4, 5),),
+        blocks("block_*") | {"block_*_mix": "stream/fixed", "block_*_mixed/kernel": "stream/output"}
+        | {"block_*_seen/*": "stream/vector", "block_*_read": "branch/scalar", "block_*_write": "branch/scalar"}
+        | {"block_*_read_at/kernel": "branch/output", "block_*_written/kernel": "branch/output"}
+        | ENDS | trunk(norm="vector"),
+        queries=("*_mix", "*_read", "*_write", "*_mixed/*", "*_read_at/*", "*_written/*"),
     ),
     "outer_skip": Foreign(
         OuterSkip, (ones(4, 5),),

@@ -1,4 +1,4 @@
-"""The programs of docs/guide/codebases.md, at small sizes: `make test-foreign` has the packages."""
+"""The programs of docs/guide/codebases.md, at small sizes: `make test-foreign` has the packages that some need."""
 
 import runpy
 import sys
@@ -67,3 +67,20 @@ def test_haliax(monkeypatch):
     n = run(monkeypatch, "haliax_mlp.py", "--width=64", "--depth=4", "--steps=20")
     assert "branch factor 0.5 inside blocks/*/down/" in str(n["m"].explain())
     assert n["losses"][-1] < 0.7 * n["losses"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "branch", "output"),
+    [
+        ("nanodo_lm.py", "attn_out_proj_*/kernel, down_*/kernel", "out_ln/scale"),
+        ("big_vision_vit.py", "block*_attention/out/bias", "head/kernel"),
+    ],
+)
+def test_restated(monkeypatch, name, branch, output):
+    """Codebases that are on no package index, at twice the width and depth of the base."""
+    n = run(monkeypatch, name, "--width=128", "--depth=4", "--steps=30")
+    text = str(n["m"].explain())
+    assert f"branch factor 0.5 inside {branch}" in text
+    assert f"output factor 0.5 inside {output}" in text
+    assert n["losses"][-1] < 0.85 * n["losses"][0]

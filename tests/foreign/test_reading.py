@@ -72,6 +72,28 @@ def test_heads_have_the_size_that_they_have_at_the_width_asked_for(width, factor
     assert f"attention factor {factor} inside" in str(m.explain())
 
 
+# Layers that nothing calls
+
+
+def test_layers_that_nothing_calls_are_no_question():
+    """Logits by the embedding: no readout is there to tell projections to a fixed size from (dantinox)."""
+
+    def factory(width, depth, key):
+        first, *keys = jax.random.split(key, depth + 1)
+        matrices = (jax.random.normal(key, (width, width)) * width**-0.5 for key in keys)
+        blocks = [{"w": matrix, "idle": matrix[:, :8]} for matrix in matrices]
+        return {"embed": jax.random.normal(first, (20, width)), "blocks": blocks, "scale": jnp.ones(width)}
+
+    def call(params, tokens):
+        h = params["embed"][tokens]
+        for block in params["blocks"]:
+            h = h + jax.nn.gelu(rms(h)) @ block["w"]
+        return rms(h) * params["scale"] @ params["embed"].T
+
+    m = dm.setup("depth_mup", factory, TOKENS, call=call, **OPTIONS)
+    assert roles(m.specs)["blocks/1/idle"] == "output"
+
+
 # Products of parameters
 
 

@@ -41,7 +41,8 @@ NAMES = (
     "siamese", "unrolled", "ensemble", "equinox_without_bias", "board",
     "value_behind_a_bottleneck", "bottlenecks", "pointer_generator", "two_towers",
     "layers_between_that_keep_size", "linear_attention", "linear_transformer",
-    "pre_activation_resnet", "two_stacks_by_number", "resized_positions",
+    "pre_activation_resnet", "two_stacks_by_number", "resized_positions", "hyper_connections",
+    "hyper_connections_dynamic",
 )  # fmt: skip
 # 16 blocks take too long to compile.
 SHALLOW = (
@@ -49,9 +50,11 @@ SHALLOW = (
     "masked_autoencoder", "siamese", "unrolled", "value_residual", "value_residual_learned",
 )  # fmt: skip
 # In wavenet the last block moves nothing through the stream: L - 1 blocks do, half of them at depth 2. At depth 2
-# nanochat takes the last state away from itself.
+# nanochat takes the last state away from itself. What hyper-connections write with has a term in 1/L.
 LATE = {
     "wavenet": (4, 8, 16, 32),
+    "hyper_connections": (4, 8, 16, 32),
+    "hyper_connections_dynamic": (4, 8, 16, 32),
     "nanochat": (4, 8, 16),
     "layers_between_that_keep_size": (4, 8, 16),
     "one_list_of_inverted_residuals": (4, 8, 16),

@@ -155,13 +155,14 @@ def dantinox(**kinds):
         return package.Transformer(config, rngs)
 
     def call(model, tokens):
-        return model(tokens, use_cache=False, kv_caches=None, cache_index=0)
+        return model(tokens, use_cache=False, kv_caches=None, cache_index=0).logits
 
     roles = blocks("blocks/*") | trunk(wte="input", ln_f="vector")
-    roles |= {"*/down_*/kernel": "branch/output", "*/down_*/bias": "branch/scalar", "*/up_[qkv]/kernel": "branch/input"}
-    roles |= {"*/down_proj/kernel": "branch/hidden", "*/down_proj/bias": "branch/vector"}
+    # Of what nothing calls shapes alone say the role.
+    roles |= {"*/down_*[qv]/kernel": "output", "*/down_*[qv]/bias": "scalar"}
+    roles |= {"*/up_[qkv]/kernel": "input", "*/up_[qkv]/bias": "vector"}
     roles |= {"*/router/kernel": "branch/output"} if "use_moe" in kinds else {}
-    return Foreign(factory, (TOKENS,), roles, {"call": call} | LOGITS)
+    return Foreign(factory, (TOKENS,), roles, {"call": call})
 
 
 def simple_dit():

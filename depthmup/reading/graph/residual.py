@@ -376,6 +376,11 @@ def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]
     if not common:
         return []
     fork = max(common, key=graph.order.__getitem__)
+    past = graph.ancestors(left, fork) | graph.ancestors(right, fork)
+    state = source(graph, fork)
+    while state and state not in past:
+        state = source(graph, state)
+    fork = state or fork  # hyper-connections make weights of its norm, by which they mix the state itself
     layers = {operand: _count_layers(graph, operand, fork) for operand in (left, right)}
     skip, branch = sorted((left, right), key=layers.__getitem__)
     if not layers[skip] == 1 < layers[branch] or _is_linear(graph, branch, fork):
