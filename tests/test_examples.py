@@ -34,7 +34,7 @@ def output(process):
 
 def test_all_are_here():
     here = {*SMALL, "nnx_gpt.py", "sweep_your_model.py"}
-    elsewhere = {"train_by_hand.py", "keras_fit.py", "tunix_sft.py", "haliax_mlp.py"}  # tests/foreign/test_codebases.py
+    elsewhere = {"train_by_hand.py", "keras_fit.py", "tunix_sft.py", "haliax_mlp.py"}  # and tests/foreign/
     assert {path.name for path in EXAMPLES.glob("*.py")} == here | elsewhere
 
 
