@@ -11,13 +11,21 @@ from depthmup.data import digits, folder, images, patches, text, tokens
 from depthmup.data.dataset import Dataset, checked
 from depthmup.names import unknown
 
+
+def _tokens(data_dir: str | None = None, context: int | None = None, vocabulary: int | None = None) -> Dataset:
+    """`tokens.load`; without a folder those of the Python sources, which are made if they are not there."""
+    from depthmup.data.python_sources import folder as python_sources
+
+    return tokens.load(data_dir or str(python_sources()), context, vocabulary)
+
+
 # The arguments of a function are the keys of config.data that its data set takes.
 CATALOG: dict[str, Callable[..., Dataset]] = {
     "digits": digits.load,
     "patches": patches.load,
     "folder": folder.load,
     "text": text.load,
-    "tokens": tokens.load,
+    "tokens": _tokens,
     **{name: functools.partial(images.load, name) for name in images.TFDS},
 }
 

@@ -34,7 +34,7 @@ SAMPLES, SAMPLE = 256, 4096  # parts of a file that its digest reads, and their 
 MAKE = "python -m depthmup.data.prepare_tokens FILES --out=DIR makes such a folder"
 
 
-def load(data_dir: str | None = None, context: int | None = None, vocabulary: int | None = None) -> Dataset:
+def load(data_dir: str, context: int | None = None, vocabulary: int | None = None) -> Dataset:
     """The data set of a folder of tokens; inputs and labels as `Windows.read` has them.
 
     Args:
@@ -45,10 +45,6 @@ def load(data_dir: str | None = None, context: int | None = None, vocabulary: in
     Raises ValueError for a folder without tokens, for a file that is empty, cut off or shorter than a window, for a
     sidecar that does not fit the files, and for tokens that the vocabulary does not have.
     """
-    if not data_dir:
-        from depthmup.data.python_sources import folder as python_sources  # which imports this module
-
-        data_dir = str(python_sources())
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
