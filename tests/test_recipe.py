@@ -36,6 +36,15 @@ def test_schedules(name):
     np.testing.assert_allclose(values[10:], after[name], atol=1e-6)
 
 
+def test_a_warm_up_of_one_step_and_of_the_whole_training():
+    one, whole = (
+        [multiplier("linear", jnp.int32(step), jnp.int32(STEPS), jnp.int32(warmup)) for step in range(STEPS)]
+        for warmup in (1, STEPS)
+    )
+    assert one[:2] == [1.0, 1.0]
+    np.testing.assert_allclose(whole, (1 + np.arange(STEPS)) / STEPS, rtol=1e-6)
+
+
 def test_losses():
     logits, labels = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32), np.array([0, 3, 1, 1, 2])
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
