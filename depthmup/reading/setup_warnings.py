@@ -250,7 +250,7 @@ def _skips(source: Source, width: int, depth: int) -> str:
     """Projections in all skips: no rule of depth is known for them but for hyper-connections, whose mixing acts on the
     stream (docs/rules.md, section 0)."""
     branches = source.branches(width, depth)
-    streamed = {spec.path for spec in leaves_of(source.specs(width, depth)) if spec.in_stream}
+    streamed = {spec.path for spec in leaves_of(source.roles(width, depth)) if spec.in_stream}
     if not branches or not all(site.skip - streamed for site in branches):
         return ""
     names = ", ".join(sorted({starred(path) for site in branches for path in site.skip}))
