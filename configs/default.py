@@ -329,7 +329,9 @@ def get_config(model: str = "residual_mlp") -> config_dict.ConfigDict:
         tolerance=0.1,  # a slope is ok within +- this, not ok beyond, else undecided
     )
 
-    config.model.update(FAMILIES[model])
+    for key, value in FAMILIES[model].items():  # a placeholder of the table would be one of all configs of a process
+        is_placeholder = isinstance(value, config_dict.FieldReference)
+        config.model[key] = config_dict.placeholder(value.get_type()) if is_placeholder else value
     config.data.update(DATA.get(model, {}))
     config.check.update(CHECKS.get(model, {}))
     return config

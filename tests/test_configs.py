@@ -10,6 +10,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from configs import default, gpt
 from depthmup import cli_flags, data, fit
 from depthmup.data.images import TFDS
 from depthmup.models import MODELS
@@ -226,3 +227,9 @@ def test_the_protocol_of_paper_a(name):
         assert settings.sweep.parameterizations == ("mup", "depth_mup")
     if name == "imagenet_vit":
         assert (settings.model.options["norm"], settings.sweep.parameterizations) == ("none", ("depth_mup",))
+
+
+def test_a_config_leaves_others_alone():
+    """What one sets is not what the next one of the process begins with."""
+    assert gpt.get_config("llama").model.kv_heads == 4
+    assert default.get_config("gpt").model.kv_heads is None

@@ -1,16 +1,18 @@
 """`sweep.grow` from planted rows: nothing is trained."""
 
+import json
 import math
 import re
 
 import pytest
 
 from depthmup import sweep
+from depthmup.files import digest
 from depthmup.report.grow import swept_settings
 from depthmup.settings import SettingsError, defaults, flat, from_config, put
 from depthmup.sweep import grow
 from depthmup.train.build import steps_of
-from depthmup.train.workdir import WorkdirError
+from depthmup.train.workdir import CHECKSUM, WorkdirError
 from depthmup.trials.config_study import ConfigStudy
 from tests import tiny
 from tests.test_compare import store
@@ -133,7 +135,8 @@ def test_a_sweep_of_several_optimizers(tmp_path):
 
 
 def test_a_workdir_of_a_training(tmp_path):
-    (tmp_path / "settings.json").write_text('{"model.name": "mlp"}')
+    settings = {"model.name": "mlp"}
+    (tmp_path / "settings.json").write_text(json.dumps({**settings, CHECKSUM: digest(settings)}))
     with pytest.raises(WorkdirError, match=r"settings\.json is not that of a sweep of a config: give the --workdir of"):
         swept_settings(defaults(), tmp_path)
 
