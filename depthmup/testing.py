@@ -19,9 +19,6 @@ def assert_transfers(
       m: what `setup` returned.
       loss, batch, options: of `m.check`.
 
-    Returns:
-      None.
-
     Raises AssertionError, with the table of slopes, unless the answer is ok. Undecided is an error, too: the table says
     what would decide it.
     """

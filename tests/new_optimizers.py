@@ -33,8 +33,8 @@ for name, row in MADE.items():
     rates = [trial.learning_rate for trial in of_name]
     assert (min(rates), max(rates)) == tuple(2.0**end for end in row.grid)
     point = of_name[0].point
-    own = {option: value for option, value in row.options.items() if option != "nesterov"}
-    numbers = {"momentum": 0.9, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0} | own
+    defaults = {option: value for option, value in row.options.items() if option != "nesterov"}
+    numbers = {"momentum": 0.9, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0} | defaults
     hyper = point.hyper(2.0**-10, 0)
     assert hyper.optimizer == point.task.hyper(settings.parameterization.build(), 0.1).optimizer == numbers
     assert {option: point.leaves[f"optimizer.{option}"] for option in numbers} == numbers  # the columns of its rows
@@ -50,7 +50,7 @@ for name, row in MADE.items():
     probe = probe_at(settings, name, 64, 4)
     assert probe.hyper(next(iter(probe.groups)), 0).learning_rate == 2.0**row.check
 
-given = put(settings, {"optimizer.name": "mine", "optimizer.b2": 0.95}).optimizer
-assert given.numbers["b2"] == 0.95
+changed = put(settings, {"optimizer.name": "mine", "optimizer.b2": 0.95}).optimizer
+assert changed.numbers["b2"] == 0.95
 assert put(settings, {"optimizer.name": "adam"}).optimizer.numbers["b2"] == 0.999
 print("as they should be")

@@ -228,8 +228,9 @@ def test_docstrings_say_what_goes_in_and_what_comes_out():
     """docs/api/core.md says what p, specs and params are."""
     missing = []
     for name, function in public_functions().items():
-        doc, arguments = inspect.getdoc(function) or "", inspect.signature(function).parameters.keys() - {"self"}
-        sections = ["Returns", *(["Args:"] if arguments else [])]
+        doc, signature = inspect.getdoc(function) or "", inspect.signature(function)
+        arguments = signature.parameters.keys() - {"self"}
+        sections = [*(["Args:"] if arguments else []), *(["Returns"] if signature.return_annotation != "None" else [])]
         missing += [(name, section) for section in sections if not re.search(rf"^{section}", doc, re.M)]
         known = {"p", "specs", "params"}
         missing += [(name, argument) for argument in arguments - known if not re.search(rf"\b{argument}\b", doc)]

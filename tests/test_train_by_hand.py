@@ -99,10 +99,10 @@ def test_ten_steps_are_those_of_main(x64, monkeypatch):
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     assert (expected[:, -1] < expected[:, 0]).all()
     for of_rate, of_expected in zip(after, expected_after, strict=True):
-        ours, theirs = flatten_dict(copied(of_rate), sep="/"), flatten_dict(of_expected, sep="/")
-        assert ours.keys() == theirs.keys()
-        for path, leaf in theirs.items():
-            np.testing.assert_allclose(ours[path], leaf, rtol=1e-6, atol=1e-6 * np.abs(leaf).max(), err_msg=path)
+        by_hand, by_main = flatten_dict(copied(of_rate), sep="/"), flatten_dict(of_expected, sep="/")
+        assert by_hand.keys() == by_main.keys()
+        for path, leaf in by_main.items():
+            np.testing.assert_allclose(by_hand[path], leaf, rtol=1e-6, atol=1e-6 * np.abs(leaf).max(), err_msg=path)
 
 
 def test_initial_weights_have_the_sizes_of_main():

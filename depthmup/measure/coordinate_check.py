@@ -111,9 +111,6 @@ class CoordinateReport(NamedTuple):
 
         Args:
           path: of the PNG.
-
-        Returns:
-          None.
         """
         from depthmup.measure.plot import plot_coordinates
 

@@ -400,9 +400,6 @@ class Parameterization:
         Args:
           family: of the optimizer, such as "adam".
 
-        Returns:
-          None.
-
         Raises ValueError for an unknown optimizer family, or one for which the parameterization is not defined.
         """
         if family not in FAMILIES:
