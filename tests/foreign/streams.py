@@ -337,7 +337,9 @@ MODELS = {
     "value_residual_learned": Foreign(
         functools.partial(ValueResidual, learned=True), (ones(2, 6, 5),),
         blocks("block_*") | {"block_*_lambdas": "branch/scalar"} | VALUES | ENDS | trunk(norm="vector"),
-        queries=("*_q/*", "*_k/*", "*_norm/scale"),
+        # The gradient of a number that multiplies values sums products of random signs over the width, as that of
+        # hyper-connections' numbers does: the first step falls as width^-1/2.
+        queries=("*_q/*", "*_k/*", "*_norm/scale", "*_lambdas"),
     ),
     "hyper_connections": Foreign(
         HyperConnections, (ones(4, 5),),
