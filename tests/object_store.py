@@ -71,15 +71,24 @@ class Server:
 
 
 def main(port, folder):
+    from gcp_storage_emulator.exceptions import NotFound
+    from gcp_storage_emulator.handlers import objects
     from gcp_storage_emulator.server import RequestHandler, create_server
 
-    post = RequestHandler.do_POST
+    download, post = objects.download, RequestHandler.do_POST
+
+    def download_with_generation(request, response, storage, *args, **kwargs):
+        """The server does not name the generation, without which TensorStore writes no object a second time."""
+        names = request.params["bucket_name"], request.params["object_id"]
+        with contextlib.suppress(NotFound):
+            response["x-goog-generation"] = storage.get_file_obj(*names)["generation"]
+        download(request, response, storage, *args, **kwargs)
 
     def do_POST(handler):
         """The server has no moveTo. Its answer 501 makes gcsfs try for half a minute before it copies and deletes."""
         handler.send_error(405) if "/moveTo/" in handler.path else post(handler)
 
-    RequestHandler.do_POST = do_POST
+    objects.download, RequestHandler.do_POST = download_with_generation, do_POST
     os.chdir(folder)
     create_server("127.0.0.1", int(port), in_memory=False, default_bucket=BUCKET, data_dir=folder).start()
     while True:

@@ -100,6 +100,18 @@ def test_a_run_goes_on_bit_for_bit(place, tmp_path, monkeypatch, capsys):
         train(tiny.settings(**RUN, seed=1), place)
 
 
+@needs_server
+def test_a_checkpoint_of_two_commits(server, place):
+    """A slow machine commits a checkpoint in parts: the server lets TensorStore write a manifest a second time."""
+    import tensorstore
+
+    database = {"driver": "ocdbt", "base": f"{place}/database/"}
+    for name in "ab":
+        spec = {"driver": "zarr", "kvstore": database, "path": f"{name}/"}
+        array = tensorstore.open(spec, create=True, dtype=np.float32, shape=[4]).result()
+        array.write(np.ones(4, np.float32)).result()
+
+
 def outcome(workdir):
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     rows = [{k: v for k, v in row.items() if k not in torture.TIMING} for row in rows]
