@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from depthmup.graph import bind, inner_jaxpr, parts_of_scan
+from depthmup.graph import evaluated, inner_jaxpr, parts_of_scan
 from depthmup.specs import PyTree, Shape, flatten_shapes, parameters_only
 
 SAMPLE = 4096  # numbers that stand for a random array
@@ -173,7 +172,7 @@ class _Program:
             return operands[0]
         if kinds <= {"array", "same"} and math.prod(shape) <= LARGEST:
             arrays = [_whole(value, atom.aval.shape) for value, atom in zip(operands, equation.invars, strict=True)]
-            return Value("array", bind(equation, arrays)[equation.outvars.index(out)])
+            return Value("array", evaluated(equation, arrays)[equation.outvars.index(out)])
         raise Unknown(name)
 
     def _elementwise(self, equation: Any, operands: Sequence[Value], shape: tuple[int, ...]) -> Value:
@@ -181,13 +180,13 @@ class _Program:
         if "sample" in kinds:
             if any(operand.kind == "array" and np.size(operand.entries) > 1 for operand in operands):
                 raise Unknown(equation.primitive.name)
-            samples = [jnp.broadcast_to(jnp.ravel(operand.entries), SAMPLE) for operand in operands]
-            return Value("sample", bind(equation, samples)[0])
+            samples = [np.broadcast_to(np.ravel(operand.entries), SAMPLE) for operand in operands]
+            return Value("sample", evaluated(equation, samples)[0])
         if "array" not in kinds:
-            numbers = [jnp.ravel(operand.entries)[0] for operand in operands]
-            return Value("same", bind(equation, numbers)[0])
+            numbers = [np.ravel(operand.entries)[0] for operand in operands]
+            return Value("same", evaluated(equation, numbers)[0])
         filled = [_whole(value, shape) for value in operands]
-        return Value("array", bind(equation, filled)[0])
+        return Value("array", evaluated(equation, filled)[0])
 
     def _called(self, equation: Any, jaxpr: Any, consts: Sequence[Any], out: Any) -> Value:
         """A result of a called function, or of the first step of a scan."""
@@ -200,7 +199,7 @@ class _Program:
         value = _Program(jaxpr, consts, [*arguments[:unsliced], *members], self.rng).read(jaxpr.outvars[position])
         if position < parts_of_scan(equation)[1] or (value.kind == "array" and np.size(value.entries) > 1):
             raise Unknown("scan")
-        return value if value.kind == "sample" else Value("same", jnp.ravel(value.entries)[0])
+        return value if value.kind == "sample" else Value("same", np.ravel(value.entries)[0])
 
 
 def _bits(rng: np.random.Generator, width: int) -> np.ndarray:
@@ -220,7 +219,7 @@ def _whole(value: Value, shape: tuple[int, ...]) -> Any:
         return value.entries
     if math.prod(shape) > LARGEST:
         raise Unknown("a large constant")
-    return jnp.broadcast_to(jnp.ravel(value.entries)[0] if np.size(value.entries) else value.entries, shape)
+    return np.broadcast_to(np.ravel(value.entries)[0] if np.size(value.entries) else value.entries, shape)
 
 
 def _first(value: Value) -> Value:

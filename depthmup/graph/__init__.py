@@ -6,6 +6,7 @@ residual.py residual additions, sites.py all that factors multiply.
 """
 
 from depthmup.graph.axes import Uses, uses_of
+from depthmup.graph.evaluate import evaluated
 from depthmup.graph.graph import ADDITIONS, COPIES, PRODUCTS, RESHAPES, ForwardError, Graph, Node, Program, traced
 from depthmup.graph.homogeneity import Parts
 from depthmup.graph.jaxpr import (
@@ -37,6 +38,7 @@ __all__ = [
     "Uses",
     "bind",
     "contractions",
+    "evaluated",
     "inner_jaxpr",
     "last_layer",
     "last_matrices",
