@@ -6,7 +6,7 @@ residual.py residual additions, sites.py all that factors multiply.
 """
 
 from depthmup.graph.axes import Uses, uses_of
-from depthmup.graph.evaluate import evaluated
+from depthmup.graph.evaluate import as_numpy, evaluated
 from depthmup.graph.graph import ADDITIONS, COPIES, PRODUCTS, RESHAPES, ForwardError, Graph, Node, Program, traced
 from depthmup.graph.homogeneity import Parts
 from depthmup.graph.jaxpr import (
@@ -36,6 +36,7 @@ __all__ = [
     "Program",
     "Site",
     "Uses",
+    "as_numpy",
     "bind",
     "contractions",
     "evaluated",

@@ -9,14 +9,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import special
 
-from depthmup.graph.jaxpr import bind
+from depthmup.graph.jaxpr import bind, summed
+
+LARGEST = 2**18  # multiplications of a product by NumPy: for more of them its threads start, and wait busily
 
 
 def evaluated(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation: by NumPy if it has the operation and all operands are its arrays, else by JAX."""
-    rule = RULES.get(equation.primitive.name)
+    rule, shape = RULES.get(equation.primitive.name), equation.outvars[0].aval.shape
+    if rule is _dot_general and math.prod(shape) * summed(equation) > LARGEST:
+        rule = None
     if rule and all(isinstance(operand, np.ndarray) and operand.dtype.kind in "fiub" for operand in operands):
         with np.errstate(all="ignore"):
             return [np.asarray(rule(equation.params, *operands), equation.outvars[0].aval.dtype)]
@@ -66,14 +69,24 @@ def _divided(_: Any, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return left / right if left.dtype.kind == "f" else np.trunc(left / right)
 
 
+def _special(name: str) -> Callable[..., Any]:
+    def function(operand: np.ndarray) -> Any:
+        from scipy import special  # here, since it is slow to load
+
+        return getattr(special, name)(operand)
+
+    return function
+
+
 UFUNCS: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in ("abs", "ceil", "cos", "exp", "exp2", "expm1", "floor", "log", "log1p")},
     **{name: getattr(np, name) for name in ("sign", "sin", "sqrt", "square", "tan", "tanh")},
     **{"add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative},
     **{"max": np.maximum, "min": np.minimum, "is_finite": np.isfinite, "copy": np.asarray, "copy_p": np.asarray},
+    **{"stop_gradient": np.asarray, "nextafter": np.nextafter},
     **{"and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert, "xor": np.bitwise_xor},
     **{"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater},
-    **{"ge": np.greater_equal, "erf": special.erf, "erfc": special.erfc, "erf_inv": special.erfinv},
+    **{"ge": np.greater_equal, "erf": _special("erf"), "erfc": _special("erfc"), "erf_inv": _special("erfinv")},
 }
 REDUCTIONS = {"reduce_sum": np.add, "reduce_max": np.maximum, "reduce_min": np.minimum}
 # {operation: (its parameters, operands) -> its result}

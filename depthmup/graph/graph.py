@@ -186,6 +186,7 @@ class Graph:
         closed, names, _ = program or traced(apply, params, inputs, state)
         self.nodes: list[Node] = []
         self._values = self.nodes
+        self.proposals: dict[Node, dict[frozenset[str], int]] = {}  # of `homogeneous_in` without a stop
         self.fed: AbstractSet[Node] = Nodes(self._values, 0)
         self._members: set[Node] = set()  # that a scan's body takes from stacks by their number
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0

@@ -49,8 +49,8 @@ def homogeneous_in(graph: Graph, node: Node, stop: Node | None = None, calls: Se
 
 def _proposals(graph: Graph, node: Node, stop: Node | None) -> list[frozenset[str]]:
     """Sets of parameters in which a value may be homogeneous, the nearest first: PROPOSALS of them."""
-    proposals: dict[Node, dict[frozenset[str], int]] = {}  # {set: number of operations on the way to it}
-    for value in graph.ancestors(node, stop):
+    proposals = {} if stop else graph.proposals  # {value: {set: number of operations on the way to it}}
+    for value in graph.ancestors(node, stop) - proposals.keys():
         if value.op in NONLINEAR:
             costs: dict[frozenset[str], int] = {}
         elif value.op == "parameter":

@@ -338,7 +338,7 @@ def acts(graph: Graph) -> dict[str, tuple[Node, int]]:
 
     result: dict[str, tuple[Node, int]] = {}
     for node in graph.nodes:
-        paths = [path for path in graph.parameters_of(node) if path not in result] if node in graph.fed else []
+        paths = sorted(graph.parameters_of(node) - result.keys()) if node in graph.fed else []
         if paths:
             result |= dict.fromkeys(paths, (node, hash(repr(around(node, STEPS_AROUND)))))
     return result
