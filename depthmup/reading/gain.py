@@ -109,7 +109,7 @@ def _mean_square(graph: Graph, activation: Node) -> float | None:
 
     def phi(*normals: jax.Array) -> jax.Array:
         values = dict(zip(inputs, normals, strict=True))
-        for node in sorted(between, key=graph.order.__getitem__):
+        for node in sorted(between, key=lambda value: value.order):
             values[node] = node.evaluate(*(values.get(operand, operand.value) for operand in node.operands))
         return values[activation]
 
@@ -124,8 +124,7 @@ def _ends(graph: Graph, node: Node) -> bool:
         return True
     if len(fed) == 1:  # a bias, or the scale of a norm
         return node.op in ("add", "mul") and bool(graph.parameters_of(node))
-    left, right = ({ancestor.path for ancestor in graph.ancestors(operand)} for operand in fed[:2])
-    return node.op in ADDITIONS and left != right
+    return node.op in ADDITIONS and fed[0].paths != fed[1].paths
 
 
 def _normal(seed: int, shape: tuple[int, ...], like: Node) -> jax.Array:

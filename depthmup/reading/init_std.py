@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from depthmup.reading.graph import bind, inner_jaxpr, parts_of_scan
+from depthmup.reading.graph import as_numpy, evaluated, inner_jaxpr, parts_of_scan
 from depthmup.rules.specs import PyTree, Shape, flatten_shapes, parameters_only
 
 SAMPLE = 4096  # numbers that stand for a random array
@@ -61,11 +60,14 @@ class Unknown(Exception):
     """The operation that makes a value cannot be computed on a sample."""
 
 
+Kind = Literal["array", "same", "sample"]
+
+
 @dataclasses.dataclass
 class Value:
     """kind "array": an array as it is; "same": the one number of a constant array; "sample": SAMPLE of its entries."""
 
-    kind: Literal["array", "same", "sample"]
+    kind: Kind
     entries: Any
 
 
@@ -80,8 +82,10 @@ class InitProgram(NamedTuple):
 
         An initializer that is neither an elementwise function of random numbers nor orthogonal has None.
         """
-        outs = self.closed.jaxpr.outvars
-        return {path: _std(self.closed, out) for path, out in zip(flatten_shapes(self.params)[0], outs, strict=False)}
+        outs, consts = self.closed.jaxpr.outvars, self.closed.consts
+        key = [lambda: Value("array", jax.random.key(0)) for _ in self.closed.jaxpr.invars]
+        program = _Program(self.closed.jaxpr, consts, key, np.random.default_rng(0))
+        return {path: program.std(out) for path, out in zip(flatten_shapes(self.params)[0], outs, strict=False)}
 
 
 def traced(init: Callable[[], PyTree]) -> InitProgram:
@@ -101,16 +105,6 @@ def evaluate(closed: Any, *arguments: Any, mask: Sequence[bool] | None = None) -
     """The results of a program, or those in a mask, operation by operation, without operations that none needs."""
     jaxpr, _ = dce_jaxpr(closed.jaxpr, mask or [True] * len(closed.jaxpr.outvars), instantiate=True)
     return jax.core.eval_jaxpr(jaxpr, closed.consts, *arguments)
-
-
-def _std(closed: Any, out: Any) -> Std:
-    """The standard deviation of one result of a program."""
-    key = [lambda: Value("array", jax.random.key(0)) for _ in closed.jaxpr.invars]
-    try:
-        value = _Program(closed.jaxpr, closed.consts, key, np.random.default_rng(0)).read(out)
-    except Unknown:
-        return Std(None, None, out.aval.shape)
-    return Std.of(value.entries, np.size(value.entries) if value.kind == "array" else None, out.aval.shape)
 
 
 def spread(entries: Any) -> float:
@@ -138,14 +132,23 @@ class _Program:
         self.rng = rng
         self.values: dict[Any, Value] = {}
 
+    def std(self, out: Any) -> Std:
+        """The standard deviation of one result, whatever was read before."""
+        self.values, self.rng = {}, np.random.default_rng(0)
+        try:
+            value = self.read(out)
+        except Unknown:
+            return Std(None, None, out.aval.shape)
+        return Std.of(value.entries, np.size(value.entries) if value.kind == "array" else None, out.aval.shape)
+
     def read(self, atom: Any) -> Value:
         if hasattr(atom, "val"):
-            return Value("same", np.asarray(atom.val))
+            return Value("same", np.asarray(atom.val, atom.aval.dtype))
         if atom not in self.values:
             if atom in self.arguments:
                 self.values[atom] = self.arguments[atom]()
             elif atom in self.consts:
-                self.values[atom] = Value("array", self.consts[atom])
+                self.values[atom] = Value("array", as_numpy(self.consts[atom]))
             else:
                 self.values[atom] = self._compute(self.equations[atom], atom)
         return self.values[atom]
@@ -173,21 +176,16 @@ class _Program:
             return operands[0]
         if kinds <= {"array", "same"} and math.prod(shape) <= LARGEST:
             arrays = [_whole(value, atom.aval.shape) for value, atom in zip(operands, equation.invars, strict=True)]
-            return Value("array", bind(equation, arrays)[equation.outvars.index(out)])
+            return Value("array", evaluated(equation, arrays)[equation.outvars.index(out)])
         raise Unknown(name)
 
-    def _elementwise(self, equation: Any, operands: Sequence[Value], shape: tuple[int, ...]) -> Value:
-        kinds = [operand.kind for operand in operands]
-        if "sample" in kinds:
-            if any(operand.kind == "array" and np.size(operand.entries) > 1 for operand in operands):
-                raise Unknown(equation.primitive.name)
-            samples = [jnp.broadcast_to(jnp.ravel(operand.entries), SAMPLE) for operand in operands]
-            return Value("sample", bind(equation, samples)[0])
-        if "array" not in kinds:
-            numbers = [jnp.ravel(operand.entries)[0] for operand in operands]
-            return Value("same", bind(equation, numbers)[0])
-        filled = [_whole(value, shape) for value in operands]
-        return Value("array", bind(equation, filled)[0])
+    def _elementwise(self, equation: Any, operands: Sequence[Value], shape: Shape) -> Value:
+        kinds = {operand.kind for operand in operands}
+        if "sample" in kinds and any(operand.kind == "array" and np.size(operand.entries) > 1 for operand in operands):
+            raise Unknown(equation.primitive.name)
+        kind: Kind = "sample" if "sample" in kinds else "array" if "array" in kinds else "same"
+        filled = [_whole(operand, {"sample": (SAMPLE,), "array": shape, "same": ()}[kind]) for operand in operands]
+        return Value(kind, evaluated(equation, filled)[0])
 
     def _called(self, equation: Any, jaxpr: Any, consts: Sequence[Any], out: Any) -> Value:
         """A result of a called function, or of the first step of a scan."""
@@ -200,7 +198,7 @@ class _Program:
         value = _Program(jaxpr, consts, [*arguments[:unsliced], *members], self.rng).read(jaxpr.outvars[position])
         if position < parts_of_scan(equation)[1] or (value.kind == "array" and np.size(value.entries) > 1):
             raise Unknown("scan")
-        return value if value.kind == "sample" else Value("same", jnp.ravel(value.entries)[0])
+        return value if value.kind == "sample" else Value("same", np.ravel(value.entries)[0])
 
 
 def _bits(rng: np.random.Generator, width: int) -> np.ndarray:
@@ -215,12 +213,12 @@ def _normal(rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(numbers / numbers.std())
 
 
-def _whole(value: Value, shape: tuple[int, ...]) -> Any:
-    if value.kind == "array":
+def _whole(value: Value, shape: Shape) -> Any:
+    if np.shape(value.entries) == shape:
         return value.entries
     if math.prod(shape) > LARGEST:
         raise Unknown("a large constant")
-    return jnp.broadcast_to(jnp.ravel(value.entries)[0] if np.size(value.entries) else value.entries, shape)
+    return np.broadcast_to(np.ravel(value.entries)[:1], shape)
 
 
 def _first(value: Value) -> Value:

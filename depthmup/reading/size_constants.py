@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from depthmup.reading.graph import ADDITIONS, CONTRACTIONS, COPIES, bind, inner_jaxpr
+from depthmup.reading.graph import ADDITIONS, CONTRACTIONS, COPIES, evaluated, inner_jaxpr
 from depthmup.rules.specs import PyTree, flatten_shapes, starred
 
 # Operations that hand a number on which multiplies their operand.
@@ -199,7 +199,7 @@ def _folded(equation: Any, numbers: Sequence[Any]) -> _Value:
         return _Value()
     arrays = (np.asarray(number, var.aval.dtype) for number, var in zip(numbers, equation.invars, strict=True))
     with jax.ensure_compile_time_eval():
-        return _known(bind(equation, [*arrays])[0])
+        return _known(evaluated(equation, [*arrays])[0])
 
 
 def _known(value: Any) -> _Value:

@@ -1,11 +1,12 @@
 """A model's forward pass as a graph of operations: its residual branches, its readout and its attentions.
 
-jaxpr.py has the operations of a program, axes.py what its products do with each axis of a parameter, graph.py the graph
-of operations, homogeneity.py the parameters in which a value is homogeneous, products.py attentions and readouts,
-residual.py residual additions, sites.py all that factors multiply.
+jaxpr.py has the operations of a program, evaluate.py their results by NumPy, axes.py what its products do with each
+axis of a parameter, graph.py the graph of operations, homogeneity.py the parameters in which a value is homogeneous,
+products.py attentions and readouts, residual.py residual additions, sites.py all that factors multiply.
 """
 
 from depthmup.reading.graph.axes import Uses, uses_of
+from depthmup.reading.graph.evaluate import as_numpy, evaluated
 from depthmup.reading.graph.graph import (
     ADDITIONS,
     COPIES,
@@ -45,8 +46,10 @@ __all__ = [
     "Program",
     "Site",
     "Uses",
+    "as_numpy",
     "bind",
     "contractions",
+    "evaluated",
     "inner_jaxpr",
     "last_layer",
     "last_matrices",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.reading.graph.evaluate import as_numpy, evaluated
 from depthmup.reading.graph.jaxpr import (
     CLOSED,
     CONTRACTIONS,
@@ -49,6 +53,8 @@ class Node:
         "carry", "member", "carried", "emitted" and "stacked".
       operands, evaluate: what it is computed from; values of the operands -> this value.
       value: of the test, in which parameters and inputs are random. consumers: the nodes of which it is an operand.
+      paths: of all parameters that it depends on. order: its number among the values of the graph.
+      before: the mask of `Graph.ancestors`.
       copies: the same value at each step of a recurrence that is in the graph, itself included.
     Of some kinds alone: path of a parameter; summed, number, heads, axes of a product; operations of a closed one.
     """
@@ -57,6 +63,9 @@ class Node:
     operands: tuple[Node, ...]
     evaluate: Callable[..., Any]
     path: str = ""
+    paths: frozenset[str] = frozenset()
+    order: int = 0
+    before: int = 0
     value: Any = None
     consumers: list[Node] = dataclasses.field(default_factory=list)
     summed: int = 0  # of one of CONTRACTIONS, the number of terms that it sums over
@@ -75,6 +84,42 @@ class Node:
     @property
     def is_last_copy(self) -> bool:
         return not self.copies or self.copies[-1] is self
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Nodes(AbstractSet[Node]):
+    """A set of values of one graph, in their order. values: all of the graph. mask: its bits say which are in it."""
+
+    values: Sequence[Node]
+    mask: int
+
+    def __contains__(self, node: Any) -> bool:
+        return bool(self.mask >> node.order & 1)
+
+    def __iter__(self) -> Iterator[Node]:
+        return itertools.compress(self.values, map(int, reversed(f"{self.mask:b}")))
+
+    def __len__(self) -> int:
+        return self.mask.bit_count()
+
+    def __and__(self, other: Iterable[Any]) -> Nodes:
+        return Nodes(self.values, self.mask & _mask(other))
+
+    def __or__(self, other: Iterable[Any]) -> Nodes:
+        return Nodes(self.values, self.mask | _mask(other))
+
+    def __sub__(self, other: Iterable[Any]) -> Nodes:
+        return Nodes(self.values, self.mask & ~_mask(other))
+
+    __rand__, __ror__ = __and__, __or__
+
+
+def _mask(nodes: Iterable[Node]) -> int:
+    return nodes.mask if isinstance(nodes, Nodes) else _union(1 << node.order for node in nodes)
+
+
+def _union(masks: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, masks, 0)
 
 
 class Program(NamedTuple):
@@ -146,18 +191,20 @@ class Graph:
 
         closed, names, _ = program or traced(apply, params, inputs, state)
         self.nodes: list[Node] = []
-        self.fed: set[Node] = set()
+        self._values = self.nodes
+        self.proposals: dict[Node, dict[frozenset[str], int]] = {}  # of `homogeneous_in` without a stop
+        self.fed: AbstractSet[Node] = Nodes(self._values, 0)
         self._members: set[Node] = set()  # that a scan's body takes from stacks by their number
         self._rng, self._open_scans, self._contractions = rng, open_scans, 0
         self._number, self._times = 0, 1  # of the next operation; how often it is computed
         numbers = [number(leaf) for leaf in leaves]
         if size != 1:
-            numbers = [jnp.asarray(size * leaf, leaf.dtype) for leaf in numbers]
+            numbers = [np.asarray(size * leaf, leaf.dtype) for leaf in numbers]
         arguments = [self._leaf("parameter", leaf, path) for leaf, path in zip(numbers, shapes, strict=True)]
         arguments += [self._leaf("constant", value) for value in state_leaves]
         values = [number(leaf) for leaf in input_leaves]
         if positive:
-            values = [jnp.tanh(jnp.abs(value)) if _floating(value) else value for value in values]
+            values = [np.tanh(np.abs(value)) if _floating(value) else value for value in values]
         arguments += [self._leaf("input", value) for value in values]
         outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
         floating = [node for node in outputs if _floating(node.value)]
@@ -167,15 +214,19 @@ class Graph:
         self._link()
         self.offset = self._offsets()
         self._link()
+        self._behind: dict[Node, int] = {}
+        for node in reversed(self.nodes):
+            self._behind[node] = _union((1 << node.order, *(self._behind[consumer] for consumer in node.consumers)))
         self.fed |= self.descendants(self._learned_states())
 
     # Building the graph
 
     def _link(self) -> None:
         """Keep the values that the logits depend on, and tell each of them its consumers."""
-        alive = self.ancestors(self.output)
+        alive = {self.output}
+        for node in reversed(self.nodes):
+            alive.update(node.operands if node in alive else ())
         self.nodes = [node for node in self.nodes if node in alive]
-        self.order = {node: number for number, node in enumerate(self.nodes)}
         for node in self.nodes:
             node.consumers = []
             for operand in dict.fromkeys(node.operands):
@@ -191,14 +242,17 @@ class Graph:
         return frozenset(paths)
 
     def _leaf(self, op: str, value: Any, path: str = "") -> Node:
+        value = as_numpy(value)
         return self._add(Node(op, (), lambda: value, path))
 
     def _add(self, node: Node) -> Node:
         node.value = node.evaluate(*(operand.value for operand in node.operands))
-        node.times = self._times
+        node.times, node.order = self._times, len(self.nodes)
+        node.before = _union((1 << node.order, *(operand.before for operand in node.operands)))
+        node.paths = frozenset([node.path] if node.path else ()).union(*(operand.paths for operand in node.operands))
         self.nodes.append(node)
         if node.op in ("input", "carry") or any(operand in self.fed for operand in node.operands):
-            self.fed.add(node)
+            self.fed |= {node}
         return node
 
     def _inline(self, jaxpr: Any, consts: Sequence[Node], arguments: Sequence[Node]) -> list[Node]:
@@ -206,7 +260,9 @@ class Graph:
         nodes = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
 
         def node_of(atom: Any) -> Node:
-            return self._leaf("constant", atom.val) if hasattr(atom, "val") else nodes[atom]
+            return (
+                self._leaf("constant", np.asarray(atom.val, atom.aval.dtype)) if hasattr(atom, "val") else nodes[atom]
+            )
 
         for equation in jaxpr.eqns:
             results = self._equation(equation, [node_of(atom) for atom in equation.invars])
@@ -214,7 +270,7 @@ class Graph:
         return [node_of(atom) for atom in jaxpr.outvars]
 
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
-        name, parameters, inner = equation.primitive.name, equation.params, inner_jaxpr(equation)
+        name, inner = equation.primitive.name, inner_jaxpr(equation)
         if name == "scan" and self._open_scans:
             return self._scan(equation, operands)
         if is_between_devices(equation):
@@ -223,32 +279,26 @@ class Graph:
             jaxpr, consts = inner
             return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
 
-        def evaluate(*values: Any) -> Any:
-            return equation.primitive.bind(*values, **parameters)
-
         inside = operations(equation) if name in CLOSED else frozenset()
         number, self._number = self._number, self._number + 1
         if operands and operands[0] in self._members and name == "dynamic_slice":
             return [self._add(Node("reshape", (operands[0],), lambda value: value[None]))]
         if name == "scatter-add" and operands[0] in self.fed:  # x.at[i].add(y) is the sum of x and y at these places
-            zeros = self._leaf("constant", jnp.zeros_like(operands[0].value))
-            spread = self._add(Node(name, (zeros, *operands[1:]), evaluate))
-            return [self._add(Node("add", (operands[0], spread), jnp.add, place=(number, 0)))]
-        if not equation.primitive.multiple_results:
-            node = self._add(Node(name, tuple(operands), evaluate, place=(number, 0)))
-            if name in CONTRACTIONS:
-                node.summed, node.number = summed(equation), self._contractions
-                self._contractions += 1
-            if name == "dot_general":
-                node.axes, batch = parameters["dimension_numbers"]
-                node.heads = len(batch[0])
-                if not node.axes[0]:  # it sums over nothing: an einsum such as "ld,dn->ldn"
-                    node.op = "mul"
-            return [node]
+            zeros = self._leaf("constant", np.zeros_like(operands[0].value))
+            spread = self._add(Node(name, (zeros, *operands[1:]), lambda *values: evaluated(equation, values)[0]))
+            return [self._add(Node("add", (operands[0], spread), operator.add, place=(number, 0)))]
         nodes = []
         for i in range(len(equation.outvars)):
-            take = lambda *values, i=i: evaluate(*values)[i]  # noqa: E731
+            take = lambda *values, i=i: evaluated(equation, values)[i]  # noqa: E731
             nodes.append(self._add(Node(name, tuple(operands), take, place=(number, i), operations=inside)))
+        if name in CONTRACTIONS:
+            nodes[0].summed, nodes[0].number = summed(equation), self._contractions
+            self._contractions += 1
+        if name == "dot_general":
+            nodes[0].axes, batch = equation.params["dimension_numbers"]
+            nodes[0].heads = len(batch[0])
+            if not nodes[0].axes[0]:  # it sums over nothing: an einsum such as "ld,dn->ldn"
+                nodes[0].op = "mul"
         return nodes
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
@@ -257,7 +307,7 @@ class Graph:
         outside, self._times = self._times, self._times * length
 
         def learned(operand: Node) -> bool:
-            return operand not in self.fed and any(node.path for node in self.ancestors(operand))
+            return operand not in self.fed and bool(operand.paths)
 
         variables = [*zip(operands[:consts], closed.jaxpr.invars, strict=False)]
         stacks = [
@@ -336,7 +386,9 @@ class Graph:
 
         def stack(*values: Any) -> Any:
             rows = [*values, *([values[-1]] * (length - len(values)))]
-            return jnp.stack(rows[::-1] if reverse else rows)
+            return (np if all(isinstance(row, np.ndarray) for row in rows) else jnp).stack(
+                rows[::-1] if reverse else rows
+            )
 
         return self._add(Node("stacked", tuple(results), stack))
 
@@ -353,34 +405,20 @@ class Graph:
 
     # Walking in the graph
 
-    def ancestors(self, node: Node, stop: Node | None = None) -> set[Node]:
+    def ancestors(self, node: Node, stop: Node | None = None) -> Nodes:
         """The values that a value is computed from, itself included; those behind `stop` only if another path leads to
         them."""
-        ancestors, todo = {node}, [node]
-        while todo:
-            for operand in todo.pop().operands:
-                if operand not in ancestors and operand is not stop:
-                    ancestors.add(operand)
-                    todo.append(operand)
-        return ancestors
+        before = Nodes(self._values, node.before)
+        between = before & self.descendants([stop]) - {stop} if stop else ()
+        beside = {operand for inner in between for operand in inner.operands if operand not in between} - {stop}
+        return Nodes(self._values, _union(operand.before for operand in beside)) | between if between else before
 
-    def descendants(self, nodes: Iterable[Node]) -> set[Node]:
-        descendants, todo = set[Node](), list(nodes)
-        while todo:
-            node = todo.pop()
-            if node not in descendants:
-                descendants.add(node)
-                todo += node.consumers
-        return descendants
+    def descendants(self, nodes: Iterable[Node]) -> Nodes:
+        return Nodes(self._values, _union(self._behind[node] for node in nodes))
 
     def parameters_of(self, node: Node) -> frozenset[str]:
         """The paths of the parameters that an operation applies to activations."""
-        weights = [operand for operand in node.operands if operand not in self.fed]
-        return frozenset(ancestor.path for operand in weights for ancestor in self.ancestors(operand) if ancestor.path)
-
-    def parameters_of_value(self, node: Node) -> frozenset[str]:
-        """The paths of the parameters that a value depends on."""
-        return frozenset(ancestor.path for ancestor in self.ancestors(node) if ancestor.path)
+        return frozenset[str]().union(*(operand.paths for operand in node.operands if operand not in self.fed))
 
     def parameters_between(self, node: Node, stop: Node) -> frozenset[str]:
         """The paths of the parameters that a value depends on otherwise than through `stop`."""
@@ -413,12 +451,12 @@ class Graph:
                 sizes.add(node)
         return sizes
 
-    def changed(self, changes: Mapping[Node, Any], allowed: set[Node], cut: Sequence[Node] = ()) -> Any:
+    def changed(self, changes: Mapping[Node, Any], allowed: AbstractSet[Node], cut: Sequence[Node] = ()) -> Any:
         """{value: its new number} of all values that change with these. The values behind `cut` are computed from its
         old number. None as soon as a value changes that is not in `allowed`."""
         values = dict(changes)
         todo = self.descendants(changes) - changes.keys()
-        for node in sorted(todo, key=self.order.__getitem__):
+        for node in todo:
             if not any(operand in values and operand not in cut for operand in node.operands):
                 continue
             if not cut and node not in allowed:
@@ -460,9 +498,9 @@ def _random(rng: np.random.Generator, like: Any) -> Any:
     dtype = like.dtype
     if jnp.issubdtype(dtype, jnp.floating):
         scale = 2.0 ** -round(math.log2(max(like.shape)) / 2) if len(like.shape) > 1 and all(like.shape) else 1.0
-        return jnp.asarray(scale * rng.standard_normal(like.shape), dtype)
+        return np.asarray(scale * rng.standard_normal(like.shape), dtype)
     if isinstance(like, jax.ShapeDtypeStruct):
-        return jnp.asarray(np.arange(np.prod(like.shape, dtype=int)).reshape(like.shape) % 2, dtype)
+        return np.asarray(np.arange(np.prod(like.shape, dtype=int)).reshape(like.shape) % 2, dtype)
     return like
 
 

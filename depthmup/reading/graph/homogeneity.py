@@ -6,7 +6,9 @@ the value must double and nothing else may change. Doubling is exact in floating
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -47,8 +49,8 @@ def homogeneous_in(graph: Graph, node: Node, stop: Node | None = None, calls: Se
 
 def _proposals(graph: Graph, node: Node, stop: Node | None) -> list[frozenset[str]]:
     """Sets of parameters in which a value may be homogeneous, the nearest first: PROPOSALS of them."""
-    proposals: dict[Node, dict[frozenset[str], int]] = {}  # {set: number of operations on the way to it}
-    for value in sorted(graph.ancestors(node, stop), key=graph.order.__getitem__):
+    proposals = {} if stop else graph.proposals  # {value: {set: number of operations on the way to it}}
+    for value in graph.ancestors(node, stop) - proposals.keys():
         if value.op in NONLINEAR:
             costs: dict[frozenset[str], int] = {}
         elif value.op == "parameter":
@@ -69,7 +71,8 @@ def _proposals(graph: Graph, node: Node, stop: Node | None) -> list[frozenset[st
 def _doubles_alone(graph: Graph, node: Node, parts: Parts, calls: Sequence[Node]) -> bool:
     """Whether a value doubles with these parameters, and nothing else changes that does not come from it."""
     copies = calls if len(calls) > 1 else node.copies or (node,)
-    values = graph.changed(_doubled(graph, parts), set().union(*map(graph.ancestors, copies)), cut=copies)
+    allowed = functools.reduce(operator.or_, map(graph.ancestors, copies))
+    values = graph.changed(_doubled(graph, parts), allowed, cut=copies)
     if values is None or node not in values:
         return False
     all_double = all(np.array_equal(values.get(copy, copy.value), 2 * np.asarray(copy.value)) for copy in copies)
@@ -92,7 +95,7 @@ def _doubled(graph: Graph, parts: Parts) -> dict[Node, Any]:
     doubled = {}
     for leaf in (n for n in graph.nodes if n.path in parts):
         mask = parts[leaf.path]
-        doubled[leaf] = 2 * leaf.value if mask is None else jnp.where(mask, 2 * leaf.value, leaf.value)
+        doubled[leaf] = 2 * leaf.value if mask is None else np.where(mask, 2 * leaf.value, leaf.value)
     return doubled
 
 
@@ -101,7 +104,7 @@ def _entries(graph: Graph, node: Node, paths: Sequence[str], stop: Node | None) 
     all, or is not homogeneous in them. The body of a scan over blocks is in the graph once: its weights stand for those
     of all blocks."""
     leaves = [n for n in graph.nodes if n.path in paths]
-    between = sorted(graph.descendants(leaves) & graph.ancestors(node, stop), key=graph.order.__getitem__)
+    between = graph.descendants(leaves) & graph.ancestors(node, stop)
 
     def value(numbers: Sequence[Any]) -> Any:
         values = dict(zip(leaves, numbers, strict=True))

@@ -111,7 +111,7 @@ def _divided_by_its_size(graph: Graph, product: Node) -> bool:
 
     return any(
         effect(value, 2) < 0.01 * effect(value, rng.uniform(0.5, 1.5, value.shape).astype(value.value.dtype))
-        for value in sorted(values & graph.fed, key=graph.order.__getitem__)
+        for value in values & graph.fed
     )
 
 
@@ -150,7 +150,7 @@ def factors_of(graph: Graph, node: Node) -> tuple[Node, ...]:
 
 def _is_made(graph: Graph, node: Node) -> bool:
     """Whether a value is what a layer makes of parameters, and no parameter itself."""
-    return any(ancestor.op in PRODUCTS for ancestor in graph.ancestors(node)) and bool(graph.parameters_of_value(node))
+    return any(ancestor.op in PRODUCTS for ancestor in graph.ancestors(node)) and bool(node.paths)
 
 
 def _factors(node: Node) -> tuple[Node, ...]:
@@ -221,7 +221,7 @@ def _unscaled(graph: Graph, node: Node) -> Node:
 def _heads(graph: Graph, node: Node) -> list[Node]:
     operands = graph.activations(node)
     if node.op in ("add", "sub"):  # a network that predicts noise returns x - network(x)
-        operands = [operand for operand in operands if graph.parameters_of_value(operand)]
+        operands = [operand for operand in operands if operand.paths]
     if node.op == "concatenate" and len(operands) > 1:
         return [head for operand in operands for head in _heads(graph, operand)]
     chosen = operands == [node.operands[0]] and node.op in ("slice", "dynamic_slice", "gather")  # as in logits[:, 0]
@@ -254,10 +254,10 @@ def source(graph: Graph, node: Node) -> Node | None:
     (RevIN); None if there is none."""
     values = {node}
     while True:
-        last = max(values, key=graph.order.__getitem__)
+        last = max(values, key=lambda value: value.order)
         if last.op in PRODUCTS:
             return None
-        values = (values - {last}).union(filter(graph.parameters_of_value, graph.activations(last)))
+        values = (values - {last}).union(operand for operand in graph.activations(last) if operand.paths)
         if len(values) < 2:
             return next(iter(values), None)
 
@@ -286,7 +286,7 @@ def weights(graph: Graph) -> frozenset[str]:
 def _layers(graph: Graph) -> Iterator[Node]:
     """The products that apply weights to activations, or to what a network makes of parameters alone."""
     for node in graph.nodes:
-        if graph.weighs(node) or (node.op in PRODUCTS and all(map(graph.parameters_of_value, node.operands))):
+        if graph.weighs(node) or (node.op in PRODUCTS and all(operand.paths for operand in node.operands)):
             yield node
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from depthmup.reading.graph.graph import ADDITIONS, RESHAPES, Graph, Node, as_stored
+from depthmup.reading.graph.graph import ADDITIONS, RESHAPES, Graph, Node, Nodes, as_stored
 from depthmup.reading.graph.products import attentions, factors_of, source
 
 STEPS_AROUND = 1  # how far the operations around the place of a parameter go back: not to the layer before
@@ -132,7 +132,7 @@ def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
     for node in (addition for addition in _additions(graph) if addition not in known):
         for skip, end in (node.operands, node.operands[::-1]):
             beside = end in graph.fed and stream.isdisjoint(_chain(graph, end)) and skip not in graph.ancestors(end)
-            if skip in stream and beside and graph.parameters_of_value(end):
+            if skip in stream and beside and end.paths:
                 start = _shared(graph, end)
                 if graph.parameters_between(end, start):
                     injections.append(Branch(node, end, start, start, "injection"))
@@ -196,7 +196,7 @@ def accumulations(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
         for end, node in terms.items():
             before = stream & graph.ancestors(end)
             if end in graph.fed and end not in before and before:
-                start = max(before, key=graph.order.__getitem__)
+                *_, start = before
                 if graph.parameters_between(end, start) and stream.isdisjoint(graph.ancestors(end, start)):
                     of_blocks.append(Branch(node, end, start, start, "term"))
         blocks = {branch.start for branch in of_blocks}
@@ -215,7 +215,7 @@ def _terms(graph: Graph, total: Node, additions: set[Node]) -> tuple[dict[Node, 
             return dict.fromkeys(joined.operands, total), False
     if total not in additions or additions.intersection(total.consumers):
         return {}, False
-    chain = sorted(_chain(graph, total) & additions, key=graph.order.__getitem__)
+    chain = sorted(_chain(graph, total) & additions, key=lambda addition: addition.order)
     terms = {operand: node for node in chain for operand in node.operands if operand not in additions}
     carries = {term for term in terms if term.op == "carry" and len(term.consumers) == 1}
     return {term: node for term, node in terms.items() if term not in carries}, bool(carries)
@@ -233,8 +233,8 @@ def _shared(graph: Graph, node: Node) -> Node:
     before = graph.ancestors(node)
     near = before | graph.descendants([node])
     values = [value for value in before & graph.fed if value is not node]
-    shared = [value for value in values if not near.issuperset(value.consumers)]
-    return max(shared or [value for value in values if not value.operands], key=graph.order.__getitem__)
+    shared = [value for value in values if not near >= {*value.consumers}]
+    return (shared or [value for value in values if not value.operands])[-1]
 
 
 def biases(graph: Graph, branch: Branch) -> Iterator[Node]:
@@ -289,7 +289,7 @@ def between(graph: Graph, branches: Sequence[Branch], ends: Collection[Node]) ->
     behind |= {as_stored(operand) for node in behind if node.op in ADDITIONS for operand in node.operands} & stream
     added = {node for branch in branches for node in biases(graph, branch)}
     return frozenset[str]().union(*(graph.parameters_of(node) for node in behind)) - frozenset(
-        path for node in added for path in graph.parameters_of_value(node)
+        path for node in added for path in node.paths
     )
 
 
@@ -301,7 +301,7 @@ def alone(graph: Graph, branches: Sequence[Branch], around: Sequence[Collection[
         others = [one for one, outer in zip(branches, around, strict=True) if number not in outer and one != branch]
         inside = _inside(graph, branch)
         made = inside - graph.descendants({one.sum for one in others} & inside)  # first states of other streams, too
-        stops = {one.sum for one in others} | ({one.start for one in others} - made)
+        stops = {one.sum for one in others} | {one.start for one in others if one.start not in made}
         stops = (stops | {branch.start}) - {branch.end}
         values, todo = {branch.end}, [branch.end]
         while todo:
@@ -331,24 +331,24 @@ def likeness(graph: Graph, branch: Branch) -> int:
     return hash(frozenset(collections.Counter((node.op, node.shape) for node in _inside(graph, branch)).items()))
 
 
-def acts(graph: Graph) -> dict[str, tuple[int, int]]:
-    """{path of a parameter: (the place in the program where it first acts on activations, a number that parameters
-    share which act alike: a hash of the operations around that place)}"""
+def acts(graph: Graph) -> dict[str, tuple[Node, int]]:
+    """{path of a parameter: (the operation by which it first acts on activations, a number that parameters share which
+    act alike: a hash of the operations around that place)}"""
 
     def around(node: Node, steps: int) -> Any:
         if node.op == "parameter" or not steps:
             return node.op, node.shape
         return node.op, node.shape, tuple(sorted((around(operand, steps - 1) for operand in node.operands), key=repr))
 
-    result: dict[str, tuple[int, int]] = {}
+    result: dict[str, tuple[Node, int]] = {}
     for node in graph.nodes:
-        paths = [path for path in graph.parameters_of(node) if path not in result] if node in graph.fed else []
+        paths = sorted(graph.parameters_of(node) - result.keys()) if node in graph.fed else []
         if paths:
-            result |= dict.fromkeys(paths, (graph.order[node], hash(repr(around(node, STEPS_AROUND)))))
+            result |= dict.fromkeys(paths, (node, hash(repr(around(node, STEPS_AROUND)))))
     return result
 
 
-def _inside(graph: Graph, branch: Branch) -> set[Node]:
+def _inside(graph: Graph, branch: Branch) -> Nodes:
     """The values of a branch: what lies between its start and its end."""
     return graph.ancestors(branch.end, branch.start) & graph.descendants([branch.start])
 
@@ -375,7 +375,7 @@ def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]
     common = graph.ancestors(left) & graph.ancestors(right) & graph.fed
     if not common:
         return []
-    fork = max(common, key=graph.order.__getitem__)
+    *_, fork = common
     past = graph.ancestors(left, fork) | graph.ancestors(right, fork)
     state = source(graph, fork)
     while state and state not in past:
@@ -418,7 +418,7 @@ def _chain(graph: Graph, node: Node, multiples: bool = False) -> set[Node]:
 def _count_layers(graph: Graph, node: Node, start: Node) -> int:
     """The largest number of weight layers on a path from `start` to a value."""
     counts = {start: 0}
-    for between in sorted(graph.ancestors(node) & graph.descendants([start]), key=graph.order.__getitem__):
+    for between in graph.ancestors(node) & graph.descendants([start]):
         if between is not start:
             counts[between] = max(counts[o] for o in between.operands if o in counts) + graph.weighs(between)
     return counts[node]
@@ -431,7 +431,7 @@ def layers(graph: Graph, node: Node, start: Node) -> tuple[frozenset[str], ...]:
         relu(h @ up) @ down             # with h as the start: ({"up"}, {"down"})
     """
     layers = {start: tuple[frozenset[str], ...]()}
-    for between in sorted(graph.ancestors(node) & graph.descendants([start]), key=graph.order.__getitem__):
+    for between in graph.ancestors(node) & graph.descendants([start]):
         if between is start:
             continue
         backwards = [reversed(layers[operand]) for operand in dict.fromkeys(between.operands) if operand in layers]
@@ -446,10 +446,9 @@ def sums(graph: Graph) -> Iterator[tuple[Node, frozenset[str]]]:
     """Every sum of two activations, with the paths of the parameters that only one of the two depends on."""
     for node in graph.nodes:
         fed = graph.activations(node)
-        if node.op in ADDITIONS and len(fed) == 2 and all(operand.shape == node.shape for operand in fed):
-            left, right = map(graph.parameters_of_value, fed)
-            if node.is_last_copy and left != right:
-                yield node, left ^ right
+        alike = node.op in ADDITIONS and len(fed) == 2 and all(operand.shape == node.shape for operand in fed)
+        if alike and node.is_last_copy and (paths := fed[0].paths ^ fed[1].paths):
+            yield node, paths
 
 
 def repeated_states(graph: Graph) -> dict[Node, frozenset[str]]:

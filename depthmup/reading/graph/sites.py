@@ -147,9 +147,8 @@ def _applied(graph: Graph, behind: Mapping[Node, frozenset[str]]) -> Iterator[Si
 def _acts(graph: Graph, behind: Mapping[Node, frozenset[str]], additions: Sequence[residual.Branch]) -> Iterator[Site]:
     carries = [node for node in graph.nodes if node.op in ("carry", "carried")]
     stream = graph.descendants([*(branch.sum for branch in additions), *carries])
-    for path, (place, like) in residual.acts(graph).items():
-        node = graph.nodes[place]
-        yield Site("acts", None, frozenset([path]), number=place, like=like, behind=behind[node],
+    for path, (node, like) in residual.acts(graph).items():
+        yield Site("acts", None, frozenset([path]), number=node.order, like=like, behind=behind[node],
                    behind_sums=node in stream)  # fmt: skip
 
 
@@ -181,7 +180,7 @@ def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
             parts,
             inside=graph.parameters_between(branch.end, branch.start),
             skip=graph.parameters_between(branch.skip, branch.start) if projected else frozenset(),
-            before=graph.parameters_of_value(branch.start),
+            before=branch.start.paths,
             between=between[around[number]],
             number=number,
             around=around[number],
@@ -197,7 +196,7 @@ def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
         )
         result.append(site)
         for bias in residual.biases(graph, branch):
-            parts, paths = homogeneous_in(graph, bias), graph.parameters_of_value(bias)
+            parts, paths = homogeneous_in(graph, bias), bias.paths
             bias_of = dataclasses.replace(site, parts=parts, inside=paths, alone=paths, skip=frozenset(), layers=())
             result.append(dataclasses.replace(bias_of, times=0))
     inside = frozenset[str]().union(*(site.inside for site in result))
@@ -258,4 +257,4 @@ def _outputs(graph: Graph, normalized: frozenset[str]) -> Iterator[Site]:
         yield Site("output", parts, weights=others, normalized=normalized, where=logits.op)
         for factor in products.cosine(graph, logits):
             if factor not in graph.fed:
-                yield Site("cosine", {}, graph.parameters_of_value(factor))
+                yield Site("cosine", {}, factor.paths)
