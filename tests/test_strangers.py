@@ -1,5 +1,6 @@
 """Models that strangers found read wrongly, without a word: names, equal numbers, kernels, layouts."""
 
+import ast
 import functools
 import warnings
 
@@ -12,7 +13,7 @@ from flax import nnx
 from jax.experimental import pallas as pl
 
 import depthmup as dm
-from depthmup.specs import leaves_of
+from depthmup.specs import SpecError, leaves_of
 
 X = jax.random.normal(jax.random.key(0), (4, 7))
 
@@ -276,6 +277,40 @@ def test_a_kernel_is_not_seen():
         lambda width, depth: Fused(width, depth, fused), overrides={"up_*": "branch/hidden", "down_*": "branch/hidden"}
     )
     assert settled == []
+
+
+def test_weights_that_only_a_kernel_takes_are_asked_for():
+    """Where no other matrix shows how they are stored: neither a lookup does, nor what a library does elsewhere."""
+
+    class Kernels(nn.Module):
+        width: int
+        depth: int
+
+        @nn.compact
+        def __call__(self, tokens, factors):
+            init, width = nn.initializers.lecun_normal(), self.width
+            h = nn.Embed(5, width, name="embed")(tokens)
+            for i in range(self.depth):
+                up = self.param(f"up_{i}", init, (width, 2 * width))
+                h = h + factors.branch * fused(h, up, self.param(f"down_{i}", init, (2 * width, width)))
+            return factors.output * h.mean(axis=-1, keepdims=True)
+
+    def setup(**options):
+        tokens = jnp.arange(4)
+        return dm.setup("depth_mup", Kernels, tokens, width=32, depth=2, base=(16, 2), fan_in_init=False, **options)
+
+    with pytest.raises(SpecError) as error:
+        setup()
+    text = str(error.value)
+    assert text.startswith("up_0 (16, 32): what pallas_call (") or text.startswith(
+        "down_0 (32, 16): what pallas_call ("
+    )
+    assert "test_strangers.py:" in text
+    pasted = text[text.index("overrides={") + len("overrides=") :]
+    for options in ({"overrides": ast.literal_eval(pasted)}, {"layout": "in_out"}):
+        roles = {spec.path: (spec.role, spec.fan_in) for spec in leaves_of(setup(**options).specs)}
+        assert roles["up_0"] == ("hidden", 32)
+        assert roles["down_1"] == ("hidden", 64)
 
 
 class Summed(nn.Module):
