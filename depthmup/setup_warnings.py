@@ -143,9 +143,10 @@ def _unused(source: Source, width: int, depth: int) -> str:
     used = {starred(spec.path) for spec in leaves if spec.path not in unused}  # as in all blocks but the last
     paths = {spec.path for spec in leaves if spec.path in unused and spec.role in weights and not spec.in_branch}
     paths = {path for path in paths if starred(path) not in used}
-    if not paths:
+    returned = source.output is as_returned
+    if not paths or (returned and not source.model(width, depth).sows()):
         return ""
-    what = "the model" if source.output is as_returned else "output="
+    what = "the model" if returned else "output="
     return (
         f"what {what} returns does not depend on {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
         "come from shapes alone: return everything that the loss looks at, also what is sown, with output=, or check "
