@@ -1053,7 +1053,7 @@ def test_weights_that_only_a_sown_loss_sees(collection):
 def test_weights_that_only_a_sown_loss_of_nnx_sees():
     class Sowing(nnx.Module):
         def __init__(self, width, depth, rngs):
-            self.read_in, self.head = nnx.Linear(5, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
+            self.read_in, self.head = nnx.Linear(8, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
             self.prior = nnx.Linear(width, 2, rngs=rngs)
 
         def __call__(self, x):

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import warnings
 
 import equinox as eqx
@@ -302,10 +303,7 @@ def test_weights_that_only_a_kernel_takes_are_asked_for():
     with pytest.raises(SpecError) as error:
         setup()
     text = str(error.value)
-    assert text.startswith("up_0 (16, 32): what pallas_call (") or text.startswith(
-        "down_0 (32, 16): what pallas_call ("
-    )
-    assert "test_strangers.py:" in text
+    assert re.match(r"down_0 \(\d+, \d+\): what pallas_call \(.*test_strangers.py:\d+", text)
     pasted = text[text.index("overrides={") + len("overrides=") :]
     for options in ({"overrides": ast.literal_eval(pasted)}, {"layout": "in_out"}):
         roles = {spec.path: (spec.role, spec.fan_in) for spec in leaves_of(setup(**options).specs)}
