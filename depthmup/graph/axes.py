@@ -240,10 +240,10 @@ class _Reader:
             return [self._elementwise(equation, operands)]
         if name in SAME_AXES:
             return [self._result(variable, operands, operands[0].axes) for variable in equation.outvars]
-        self._lose(operands)
         if name not in KNOWN:
             paths = frozenset[str]().union(*(operand.paths for operand in operands))
             self.unseen |= dict.fromkeys(paths, f"{name} ({summarize(equation.source_info)})")
+        self._lose(operands)
         return [self._result(variable, operands, ()) for variable in equation.outvars]
 
     def _closed(self, closed: Any, arguments: Sequence[Value]) -> list[Value]:

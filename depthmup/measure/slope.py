@@ -124,9 +124,9 @@ def reachable(fitted: Sequence[np.ndarray], tolerance: float, looks: int, tests:
         squares = float(slopes.var()) * count
         variance = squares / rng.chisquare(count - 1, DRAWS)
         further = np.sqrt(variance * (1 / count + 1 / rest)) * rng.standard_normal(DRAWS)  # their mean beside this one
-        squares = squares + further**2 * count * rest / seeds
-        squares = squares + (variance * rng.chisquare(rest - 1, DRAWS) if rest > 1 else 0.0)
-        mean, stderr = slopes.mean() + further * rest / seeds, np.sqrt(squares / (seeds - 1) / seeds)
+        all_squares = squares + further**2 * count * rest / seeds
+        all_squares += variance * rng.chisquare(rest - 1, DRAWS) if rest > 1 else 0.0
+        mean, stderr = slopes.mean() + further * rest / seeds, np.sqrt(all_squares / (seeds - 1) / seeds)
         ok, not_ok = (half_width(seeds - 1, 1 - (1 - CONFIDENCE) / (looks * of)) * stderr for of in (1, tests))
         within.append(np.mean(abs(mean) + ok <= tolerance))
         above.append(np.mean(mean - not_ok > tolerance))
