@@ -181,8 +181,9 @@ def measured(kind: str, *arguments: str) -> str:
     else:
         batch = [jax.random.normal(jax.random.key(0), (16, 8)), jnp.arange(16) % 5]
         m = dm.setup("depth_mup", residual_mlp, batch[0], width=128, depth=4, base=(32, 2), call=call)
+    begin, cpu = time.perf_counter(), time.process_time()
     report = m.check(loss, batch)
-    return f"{time.perf_counter() - begin:.1f} s, {report.verdict}"
+    return f"{time.perf_counter() - begin:.1f} s, {time.process_time() - cpu:.1f} CPU seconds, {report.verdict}"
 
 
 if __name__ == "__main__":

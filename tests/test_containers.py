@@ -185,6 +185,22 @@ def test_a_mask_sees_what_the_user_holds():
     assert {name for name, part in updates["params"].items() if any(map(jnp.any, jax.tree.leaves(part)))} == {"head"}
 
 
+@pytest.mark.parametrize("is_function", [True, False])
+def test_a_wrapped_mask_of_variables(is_function):
+    """It is probed by their structure, acts on them, and says in one line that bare parameters are not those."""
+    m, params = set_up(Net)
+    plain = nn.unbox(params)
+    chosen = {"params": jax.tree.map_with_path(lambda path, _: path[0].key == "head", plain)}
+    tx = m.wrap(optax.adamw(1.0, weight_decay=0.5, mask=(lambda tree: tree and chosen) if is_function else chosen))
+    variables = {"params": plain}
+    zeros = jax.tree.map(jnp.zeros_like, variables)
+    updates, _ = tx.update(zeros, tx.init(variables), variables)
+    assert {name for name, part in updates["params"].items() if any(map(jnp.any, jax.tree.leaves(part)))} == {"head"}
+    with pytest.raises(ValueError, match="does its mask have their structure") as error:
+        tx.init(plain)
+    assert "\n" not in str(error.value)
+
+
 def test_what_a_module_keeps_beside_its_arrays():
     """A structure that cannot be compared is matched by path."""
 

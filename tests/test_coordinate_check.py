@@ -305,7 +305,7 @@ def test_what_goes_on_beside_a_slope_that_is_given_up():
         verdict, plain = "undecided", Estimate(mean, mean - 1, mean + 1)
         return Slope(axis, group, "hidden", 1, verdict, plain, None, (1, 2, 4), changes)
 
-    open_, near, far = ("width", "open", 0.12, 0.1), ("width", "near", 0.06, 0.1), ("width", "far", 0.0, 0.5)
+    open_, near, far = ("width", "open", 0.2, 0.1), ("width", "near", 0.06, 0.1), ("width", "far", 0.0, 0.5)
     for slopes, expected in (
         ([open_, near], [("width", "open"), ("width", "near")]),
         ([open_, near, far], [("width", "open")]),

@@ -1028,6 +1028,43 @@ def test_weights_that_the_output_does_not_depend_on():
     assert not warned(lambda: plain(output=lambda out: jnp.concatenate(out, -1)))
 
 
+@pytest.mark.parametrize("collection", ["losses", "intermediates", None])
+def test_weights_that_only_a_sown_loss_sees(collection):
+    """They are named without output=; what nothing sees at all is not, as the last update of a stream."""
+
+    class Sowing(nn.Module):
+        width: int
+        depth: int
+
+        @nn.compact
+        def __call__(self, x):
+            h = nn.Dense(self.width, name="read_in")(x)
+            prior = nn.Dense(2, name="prior")(h)
+            if collection:
+                self.sow(collection, "kl", (prior**2).mean())
+            return nn.Dense(3, name="head")(h)
+
+    texts = warned(lambda: setup(Sowing, name="mup", residual=False))
+    assert [text.split(", so")[0] for text in texts] == (
+        ["what the model returns does not depend on prior/kernel"] if collection else []
+    )
+
+
+def test_weights_that_only_a_sown_loss_of_nnx_sees():
+    class Sowing(nnx.Module):
+        def __init__(self, width, depth, rngs):
+            self.read_in, self.head = nnx.Linear(8, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
+            self.prior = nnx.Linear(width, 2, rngs=rngs)
+
+        def __call__(self, x):
+            h = self.read_in(x)
+            self.sow(nnx.Intermediate, "loss", (self.prior(h) ** 2).mean())
+            return self.head(h)
+
+    (text,) = warned(lambda: setup(Sowing, name="mup", residual=False))
+    assert text.startswith("what the model returns does not depend on prior/kernel, so that their roles come from")
+
+
 class Projecting(nn.Module):
     """Blocks whose skips have weights."""
 

@@ -1,6 +1,8 @@
 """Models that strangers found read wrongly, without a word: names, equal numbers, kernels, layouts."""
 
+import ast
 import functools
+import re
 import warnings
 
 import equinox as eqx
@@ -12,7 +14,7 @@ from flax import nnx
 from jax.experimental import pallas as pl
 
 import depthmup as dm
-from depthmup.rules.specs import leaves_of
+from depthmup.rules.specs import SpecError, leaves_of
 
 X = jax.random.normal(jax.random.key(0), (4, 7))
 
@@ -276,6 +278,40 @@ def test_a_kernel_is_not_seen():
         lambda width, depth: Fused(width, depth, fused), overrides={"up_*": "branch/hidden", "down_*": "branch/hidden"}
     )
     assert settled == []
+
+
+def test_weights_that_only_a_kernel_takes_are_asked_for():
+    """Where no other matrix shows how they are stored: neither a lookup does, nor what a library does elsewhere."""
+
+    def apply(h, up, down):
+        return jax.pure_callback(lambda h, up, down: h @ up @ down, h, h, up, down)
+
+    class Kernels(nn.Module):
+        width: int
+        depth: int
+
+        @nn.compact
+        def __call__(self, tokens, factors):
+            init, width = nn.initializers.lecun_normal(), self.width
+            h = nn.Embed(5, width, name="embed")(tokens)
+            for i in range(self.depth):
+                up = self.param(f"up_{i}", init, (width, 2 * width))
+                h = h + factors.branch * apply(h, up, self.param(f"down_{i}", init, (2 * width, width)))
+            return factors.output * h.mean(axis=-1, keepdims=True)
+
+    def setup(**options):
+        tokens = jnp.arange(4)
+        return dm.setup("depth_mup", Kernels, tokens, width=32, depth=2, base=(16, 2), fan_in_init=False, **options)
+
+    with pytest.raises(SpecError) as error:
+        setup()
+    text = str(error.value)
+    assert re.match(r"down_0 \(\d+, \d+\): what pure_callback \(.*test_strangers.py:\d+", text)
+    pasted = text[text.index("overrides={") + len("overrides=") :]
+    for options in ({"overrides": ast.literal_eval(pasted)}, {"layout": "in_out"}):
+        roles = {spec.path: (spec.role, spec.fan_in) for spec in leaves_of(setup(**options).specs)}
+        assert roles["up_0"] == ("hidden", 32)
+        assert roles["down_1"] == ("hidden", 64)
 
 
 class Summed(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from depthmup.backend import free_programs
+from depthmup.backend import cores, free_programs
 from depthmup.measure.probe import ALL, Ahead, Probe, compile_ahead, feature_changes
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Slope, answer, estimate, fits, overall, reachable, stages
 from depthmup.names import POSITIVE, at_least_one, listed, short
@@ -306,10 +306,14 @@ class _Trainings:
         self._ahead(new)
 
     def _ahead(self, shapes: Sequence[Shape]) -> None:
-        """Compile the programs of shapes."""
-        ahead = [Ahead.of(self._probe_at(*shape), self._steps, seed=0) for shape in shapes]
-        self._starts |= {shape: program.start for shape, program in zip(shapes, ahead, strict=True)}
-        compile_ahead(ahead)
+        """Compile the programs of shapes, the largest first: the others are traced meanwhile."""
+
+        def ahead(shape: Shape) -> Ahead:
+            program = Ahead.of(self._probe_at(*shape), self._steps, seed=0)
+            self._starts[shape] = program.start
+            return program
+
+        compile_ahead(map(ahead, reversed(shapes)))
 
     def _estimate(
         self,
@@ -319,10 +323,11 @@ class _Trainings:
         compiling: float,
         training: float,
     ) -> None:
-        """Tell about how long all takes, from the seconds of one shape. Compiling goes as the number of arrays, and
-        training as the entries of all weights, of which small ones take longer for their size."""
+        """Tell about how long all takes, from the seconds of one shape. Compiling goes as the number of arrays, one
+        program beside the next, and training as the entries of all weights, of which small ones take longer for their
+        size."""
         arrays = [len(jax.tree.leaves(self._probe_at(*shape).hyper(ALL, 0))) for shape in (first, *others)]
-        compiling *= sum(arrays[1:]) / arrays[0]
+        compiling *= sum(arrays[1:]) / arrays[0] / min(2, cores())
         times = {shape: max(1.0, (shape[0] / first[0]) ** 2 * shape[1] / first[1]) for shape in (first, *others)}
         training *= sum(len(groups) * times[shape] for shape, of in missing.items() for groups in of.values())
         most = compiling + training * self._most / self._block

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from depthmup.backend import cores
 from depthmup.rules.optim import families_of, from_factors, shifted
 from depthmup.rules.parameterization import ForwardFactors, LeafFactors, Parameterization
 from depthmup.rules.specs import PyTree, leaves_of, rescale, shift
@@ -124,17 +124,25 @@ def feature_changes(
     alone from the same initial states.
 
     The same compiled code computes the features before and after, so an unchanged feature has a change of exactly 0.
-    starts: {seed: initial state} of those that are there already; the others are added. Raises ValueError if "hidden"
-    or "logits" is missing.
+    starts: {seed: initial state} of those that are there already; the others are added. Each core trains a group.
+    Raises ValueError if "hidden" or "logits" is missing.
     """
+
+    def train(program: Callable[..., dict[str, jax.Array]], arguments: Any) -> dict[str, np.ndarray]:
+        return jax.device_get(program(*arguments))
+
     changes: dict[str, list[dict[str, np.ndarray]]] = {group: [] for group in groups}
-    for seed in seeds:
-        start = starts[seed] if starts and seed in starts else probe.init(probe.hyper(groups[0], seed))
-        if starts is not None:
-            starts[seed] = start
-        for group in groups:
-            arguments = start, probe.batch, probe.hyper(group, seed)
-            changes[group].append(jax.device_get(_program(probe, steps, arguments)()(*arguments)))
+    with ThreadPoolExecutor(cores()) as pool:
+        for seed in seeds:
+            start = starts[seed] if starts and seed in starts else probe.init(probe.hyper(groups[0], seed))
+            if starts is not None:
+                starts[seed] = start
+            trained = []
+            for group in groups:
+                arguments = start, probe.batch, probe.hyper(group, seed)
+                trained.append(pool.submit(train, _program(probe, steps, arguments)(), arguments))
+            for group, future in zip(groups, trained, strict=True):
+                changes[group].append(future.result())
     return {group: {q: np.stack([rms[q] for rms in all_seeds]) for q in all_seeds[0]}
             for group, all_seeds in changes.items()}  # fmt: skip
 
@@ -153,9 +161,9 @@ class Ahead(NamedTuple):
         return cls(start, _program(probe, steps, (start, probe.batch, hyper)))
 
 
-def compile_ahead(programs: Sequence[Ahead]) -> None:
-    """Compile programs in parallel: half of a check is compilation."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+def compile_ahead(programs: Iterable[Ahead]) -> None:
+    """Compile programs in parallel, and while the next ones are traced: half of a check is compilation."""
+    with ThreadPoolExecutor(cores()) as pool:
         for compiled in [pool.submit(program.compile) for program in programs]:
             compiled.result()
 
@@ -179,6 +187,7 @@ def _programs(step: Callable, features: Callable | None, steps: int) -> tuple[An
     The init is no part of this program: for a list of blocks it would be the larger part of its compilation.
     """
 
+    @jax.jit  # traced once, and called at two places
     def step_and_features(state: Any, batch: PyTree, hyper: PyTree) -> tuple[Any, Mapping[str, jax.Array]]:
         after, before = step(state, batch, hyper)
         return after, before if features is None else features(state, batch, hyper)

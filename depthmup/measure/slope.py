@@ -12,6 +12,8 @@ from depthmup.fit.curve import half_width
 from depthmup.fit.thresholds import CONFIDENCE
 
 OK, NOT_OK, UNDECIDED = "ok", "not ok", "undecided"
+LIKELY = 0.02  # an answer that is less likely to come is not waited for
+DRAWS = 2000
 
 
 class Estimate(NamedTuple):
@@ -107,29 +109,31 @@ def answer(fitted: Sequence[np.ndarray], tolerance: float, looks: int = 1, tests
 def reachable(fitted: Sequence[np.ndarray], tolerance: float, looks: int, tests: int, seeds: int) -> set[str]:
     """The answers that an undecided slope may still get with `seeds` seeds in all.
 
-    fitted, tolerance, looks, tests: of `answer`. An answer is reachable if one is: where the mean of all seeds may be
-    anywhere in its 95% prediction interval, and the standard deviation of one seed as small as the lower end of its
-    own. So a slope that would be decided is given up in a few percent of cases, and no answer is made more likely.
+    fitted, tolerance, looks, tests: of `answer`. An answer is reachable where its probability is at least LIKELY, if
+    all that is known of the mean and the standard deviation of one seed is what these seeds say (the predictive
+    distribution of both under the prior 1/sigma). So few slopes that would be decided are given up, and no answer is
+    made more likely.
     """
-    import scipy.stats  # slow to load
-
-    count = len(fitted[0])
+    count, rest = len(fitted[0]), seeds - len(fitted[0])
     if count < 2 or not all(np.isfinite(slopes).all() for slopes in fitted):
         return {OK, UNDECIDED, NOT_OK}
-    within, sides = [], []
+    if rest < 1:
+        return {UNDECIDED}
+    rng = np.random.default_rng(0)
+    within, above, below = [], [], []
     for slopes in fitted:
-        spread, rest = float(slopes.std(ddof=1)), 1 / count - 1 / seeds
-        shift = half_width(count - 1, CONFIDENCE) * spread * math.sqrt(rest)
-        smallest = spread * math.sqrt((count - 1) / scipy.stats.chi2.ppf((1 + CONFIDENCE) / 2, count - 1))
-        low, high = float(slopes.mean()) - shift, float(slopes.mean()) + shift
-        ok, not_ok = (
-            half_width(seeds - 1, 1 - (1 - CONFIDENCE) / (looks * of)) * smallest / math.sqrt(seeds)
-            for of in (1, tests)
-        )
-        within.append(max(low, -high, 0.0) + ok <= tolerance)
-        sides.append((high - not_ok > tolerance, -low - not_ok > tolerance))
-    above, below = (all(side) for side in zip(*sides, strict=True))
-    return {UNDECIDED, *([OK] if any(within) else []), *([NOT_OK] if above or below else [])}
+        squares = float(slopes.var()) * count
+        variance = squares / rng.chisquare(count - 1, DRAWS)
+        further = np.sqrt(variance * (1 / count + 1 / rest)) * rng.standard_normal(DRAWS)  # their mean beside this one
+        all_squares = squares + further**2 * count * rest / seeds
+        all_squares += variance * rng.chisquare(rest - 1, DRAWS) if rest > 1 else 0.0
+        mean, stderr = slopes.mean() + further * rest / seeds, np.sqrt(all_squares / (seeds - 1) / seeds)
+        ok, not_ok = (half_width(seeds - 1, 1 - (1 - CONFIDENCE) / (looks * of)) * stderr for of in (1, tests))
+        within.append(np.mean(abs(mean) + ok <= tolerance))
+        above.append(np.mean(mean - not_ok > tolerance))
+        below.append(np.mean(mean + not_ok < -tolerance))
+    is_side = max(min(above), min(below)) >= LIKELY
+    return {UNDECIDED, *([OK] if max(within) >= LIKELY else []), *([NOT_OK] if is_side else [])}
 
 
 def overall(answers: Collection[str]) -> str:

@@ -13,13 +13,14 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.core import DenyList
 
 from depthmup.reading.init_std import InitProgram, evaluate
 from depthmup.rules.parameterization import ForwardFactors
@@ -73,6 +74,16 @@ class Model(abc.ABC):
         An axis name that nothing binds, as that of BatchNorm(axis_name="batch"), is one of size 1: one device."""
         with self.saying_where():
             return _with_axes(lambda: self._run(params, state, *inputs, key=key))
+
+    def sows(self) -> bool:
+        """Whether a call leaves values that were not there before, such as losses that are no outputs."""
+        params, state = self.shapes
+        after = jax.eval_shape(self._left, params, state, *self.inputs)
+        return len(jax.tree.leaves(after)) > len(jax.tree.leaves(state))
+
+    def _left(self, params: PyTree, state: PyTree, *inputs: Any) -> PyTree:
+        """The state after a call, with all that the call leaves."""
+        return self.run(params, state, *inputs)[1]
 
     @contextlib.contextmanager
     def saying_where(self) -> Iterator[None]:
@@ -190,10 +201,18 @@ class LinenModel(Model):
         return self.split(self.made.init(rngs, *self.inputs, **factors, **self.options))
 
     def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
-        # A stream that has no key of its own, such as "noise", takes the one named "params".
-        rngs, mutable = dict.fromkeys(("params", "dropout"), _key(key)), [*state.keys() - {"params"}, "intermediates"]
-        outputs, after = self.apply(self.join(params, state), *inputs, rngs=rngs, mutable=mutable, **self.options)
+        mutable = [*state.keys() - {"params"}, "intermediates"]
+        outputs, after = self._called(params, state, inputs, mutable, key)
         return self.output(outputs), {name: after.get(name, value) for name, value in state.items()}
+
+    def _left(self, params: PyTree, state: PyTree, *inputs: Any) -> PyTree:
+        left = _with_axes(lambda: self._called(params, state, inputs, DenyList("params"), None)[1])
+        return {**state, **left}
+
+    def _called(self, params: PyTree, state: PyTree, inputs: Sequence[Any], mutable: Any, key: Any) -> Any:
+        # A stream that has no key of its own, such as "noise", takes the one named "params".
+        rngs = dict.fromkeys(("params", "dropout"), _key(key))
+        return self.apply(self.join(params, state), *inputs, rngs=rngs, mutable=mutable, **self.options)
 
     def of(self, model: Any) -> Callable[..., Any]:
         return functools.partial(self.made.apply, model)

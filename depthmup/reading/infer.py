@@ -16,7 +16,7 @@ from depthmup.reading.blocks import Lists, stack_axis
 from depthmup.reading.graph import Program, Site, paths_of, sites, traced, uses_of
 from depthmup.reading.overrides import Override, Unclear, by_path, match, question
 from depthmup.reading.places import Pass, Places, places_of
-from depthmup.reading.reading import Reading, ends, growing_axes, refuse_unplaced
+from depthmup.reading.reading import Reading, ends, growing_axes, refuse_unplaced, unseen_by
 from depthmup.reading.roles import NEEDED, Leaf, Roled, fans, of_entries, of_shape, overridden, readouts, role_of_axes
 from depthmup.reading.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.rules.parameterization import Role
@@ -99,7 +99,8 @@ def infer_specs(
     params = params_at(width, depth)
     shapes, wide = (flatten_shapes(of)[0] for of in (params, params_at(2 * width, depth)))
     uses = uses_of(program_at(depth), params, growing_axes(shapes, wide))
-    reading = Reading(uses, sites_at, lambda roles: refuse_unplaced(roles, shapes, sites_at(1)))
+    unseen = {} if layout else uses.unseen
+    reading = Reading(uses, sites_at, lambda roles: refuse_unplaced(roles, shapes, sites_at(1)), unseen)
     return inferred(init_fn, width, depth, residual, layout or uses.layout, rules, reading)
 
 
@@ -315,6 +316,8 @@ class _Inference:
                     roled[name] = of_entries(leaf, in_branch, seen in scalars, neurons)
                 else:
                     roled[name] = of_shape(leaf, in_branch, self.layout)
+                    if self.reading and seen in self.reading.unseen and roled[name].role not in ("vector", "scalar"):
+                        self.ask(name, Unclear(unseen_by(self.reading.unseen[seen], leaf), roled[name].role))
                 if odd is not None and not (rule.role or rule.axes):
                     self.ask(name, odd)
             except Unclear as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from depthmup.reading.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of
 from depthmup.reading.graph.axes import Axis
+from depthmup.reading.roles import Leaf
 from depthmup.rules.parameterization import Role
 from depthmup.rules.specs import Shape, globs, starred
 
@@ -18,11 +19,13 @@ class Reading:
     uses: of each axis. sites: (depth multiplied by) -> the sites of the forward pass.
     refuse: ({path: role} of what repeats with depth and is in no branch) -> None; raises ForwardError if these
       parameters need a rule.
+    unseen: `Uses.unseen`, unless the user says how matrices are stored.
     """
 
     uses: Uses
     sites: Callable[[int], Sequence[Site]]
     refuse: Callable[[Mapping[str, Role]], None]
+    unseen: Mapping[str, str]
 
 
 def growing_axes(narrow: Mapping[str, Shape], wide: Mapping[str, Shape]) -> frozenset[Axis]:
@@ -49,6 +52,14 @@ def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]
     roles |= dict.fromkeys(last_matrices(sites, growing), "readout")
     roles |= {path: "output" for site in heads for path in site.normalized}
     return roles | dict.fromkeys(paths_of(sites, "cosine"), "input")
+
+
+def unseen_by(operation: str, leaf: Leaf) -> str:
+    """The question about a weight whose only use is inside an operation that the forward pass does not show."""
+    return (
+        f"{leaf.path} {leaf.shape}: what {operation} makes of it is not seen, and no other matrix shows how they are "
+        "stored: say its role, or layout='in_out' or 'out_in' for all"
+    )
 
 
 def refuse_unplaced(

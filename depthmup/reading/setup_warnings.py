@@ -150,16 +150,18 @@ def _constants(source: Source, width: int, depth: int) -> list[str]:
 def _unused(source: Source, width: int, depth: int) -> str:
     """Weights on which the logits do not depend, outside the blocks: shapes alone cannot tell read-ins and outputs.
     (In the last block something often acts on nothing.)"""
-    unused = paths_of(source.sites(width, depth), "unused") if source.output is not as_returned else frozenset[str]()
+    unused = paths_of(source.sites(width, depth), "unused")
     weights = ("input", "hidden", "output", "readout")
     leaves = leaves_of(source.roles(width, depth))
     used = {starred(spec.path) for spec in leaves if spec.path not in unused}  # as in all blocks but the last
     paths = {spec.path for spec in leaves if spec.path in unused and spec.role in weights and not spec.in_branch}
     paths = {path for path in paths if starred(path) not in used}
-    if not paths:
+    returned = source.output is as_returned
+    if not paths or (returned and not source.model(width, depth).sows()):
         return ""
+    what = "the model" if returned else "output="
     return (
-        f"what output= returns does not depend on {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
+        f"what {what} returns does not depend on {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
         "come from shapes alone: return everything that the loss looks at, also what is sown, with output=, or check "
         "them with explain()"
     )

@@ -321,7 +321,8 @@ class Source:
                 paths = flatten_shapes(few.shapes[0])[0]
                 refuse_unplaced(roles, paths, self.sites(width, depth), all_of=not self.depth_in_init)
 
-        return layout or uses.layout, Reading(uses, lambda times: self.sites(width, times * depth), refuse)
+        unseen = {} if self.layout else uses.unseen  # a library's layout need not be that of kernels
+        return layout or uses.layout, Reading(uses, lambda times: self.sites(width, times * depth), refuse, unseen)
 
     def growing(self, width: int, depth: int) -> frozenset[Axis]:
         """The axes of parameters that grow with width, at the base."""

@@ -6,6 +6,7 @@ The LR rule of a leaf depends on how its update depends on its gradient and weig
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import math
@@ -152,12 +153,21 @@ def _with_factors(p: Parameterization, specs: PyTree, rules: Rules) -> optax.Gra
     scale, shrink, weigh = (jax.tree.unflatten(treedef, column) for column in (lr, [1 / e for e in eps], decay))
     inner = optax.with_extra_args_support(tx)
 
+    def init(params: PyTree) -> PyTree:
+        try:
+            return inner.init(params)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"dm.wrap: the transformation fails on these parameters ({type(error).__name__}: "
+                f"{str(error).partition(chr(10))[0]}): does its mask have their structure, such as {{'params': ...}}?"
+            ) from error
+
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
         weights = None if params is None else scaled(params, weigh)
         updates, state = inner.update(scaled(updates, shrink), state, weights, **extra)
         return scaled(updates, scale), state
 
-    of_weights = optax.GradientTransformationExtraArgs(inner.init, update)
+    of_weights = optax.GradientTransformationExtraArgs(init, update)
     return around_offsets(p, specs, in_form_mup(p, specs, of_weights))
 
 
@@ -202,6 +212,8 @@ def _probed(specs: PyTree, tx: optax.GradientTransformation, names: Sequence[Fam
     try:
         return probe_updates(specs, tx)
     except Exception as error:
+        with contextlib.suppress(Exception):  # its mask may be one of Linen's variables
+            return probe_updates({"params": specs}, tx)
         if all(name is not None for name in names):
             return [Update(None)] * len(names)
         raise ValueError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from depthmup.files import digest, write_atomically
-from depthmup.train.workdir import WorkdirError, one_at_a_time
+from depthmup.train.workdir import CHECKSUM, WorkdirError, one_at_a_time
 from depthmup.trials.study import Size
 
 CHOICES = "choices.jsonl"  # in the workdir, a line for each choice
@@ -66,19 +66,27 @@ class Choices:
                 raise WorkdirError(f"another process makes choices in {self._path}: wait for it, then call again")
             self.made.append(choice)
             new = {OF: self._of, SEARCH: self._search, **choice._asdict()}
-            text = "".join(json.dumps(entry) + "\n" for entry in (*lines, new))
+            entries = (*lines, json.loads(json.dumps(new)))
+            text = "".join(json.dumps({**entry, CHECKSUM: digest(entry)}) + "\n" for entry in entries)
             write_atomically(self._path, text, sync=True)
 
     def _lines(self) -> list[dict[str, Any]]:
         if not self._path.exists():
             return []
+        try:
+            content = self._path.read_bytes()
+        except OSError as error:
+            raise WorkdirError(f"{self._path} cannot be read ({error.strerror}): delete it") from error
         result = list[dict[str, Any]]()
-        for number, line in enumerate(self._path.read_text().splitlines(), 1):
+        for number, line in enumerate(content.splitlines(), 1):
             try:
                 entry = json.loads(line)
+                checksum = entry.pop(CHECKSUM, None)  # earlier lines have none
                 _choice(entry)
-            except (ValueError, KeyError, TypeError) as error:
-                raise WorkdirError(f"{self._path} line {number} is damaged: delete it and those after it") from error
+            except (ValueError, KeyError, TypeError, AttributeError):
+                checksum, entry = "", {}
+            if checksum not in (None, digest(entry)):
+                raise WorkdirError(f"{self._path} line {number} is damaged: delete it and those after it")
             result.append(entry)
         return result
 

@@ -20,13 +20,15 @@ import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from jax.extend.source_info_util import summarize
 
 from depthmup.reading.graph.graph import Program
-from depthmup.reading.graph.jaxpr import inner_jaxpr, parts_of_scan
+from depthmup.reading.graph.jaxpr import KNOWN, inner_jaxpr, parts_of_scan
 from depthmup.rules.specs import Layout, PyTree, flatten_shapes
 
 Letter = Literal["i", "o", "-"]
@@ -97,11 +99,14 @@ class Uses(NamedTuple):
     entries: {path: the axes along which lie outputs of a product, as those of a bias (heads, head_dim)} of the
       parameters whose entries act each on its own.
     meetings: pairs of an axis of outputs and the axis of inputs by which the next product sums over it.
+    unseen: {path: the operation and its line} of the parameters that an operation takes whose insides the program does
+      not show, such as a kernel or a callback; empty where products show how matrices are stored (lookups do not).
     """
 
     axes: dict[str, str]
     entries: dict[str, set[int]]
     meetings: frozenset[tuple[Axis, Axis]] = frozenset()
+    unseen: Mapping[str, str] = MappingProxyType({})
 
     @property
     def layout(self) -> Layout | None:
@@ -127,7 +132,9 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
         for path, shape in shapes.items()
         if path in reader.elementwise - used - reader.lost
     }
-    return Uses(axes, entries, frozenset(reader.meetings))
+    looked_up = {path for path, _ in reader.looked_up}
+    matrices = Uses({path: text for path, text in axes.items() if path not in looked_up}, {})
+    return Uses(axes, entries, frozenset(reader.meetings), {} if matrices.layout else reader.unseen)
 
 
 def _parameter(path: str, shape: Sequence[int]) -> Value:
@@ -159,8 +166,8 @@ class _Reader:
     """Reads a program equation by equation.
 
     uses: {axis of a parameter: what products do with it}. looked_up: the same of lookups, which win: a tied embedding
-    is one. lost: the paths of parameters that went through something without a rule. elementwise: of those that act on
-    activations entry by entry.
+    is one. lost: the paths of parameters that went through something without a rule. unseen: as in `Uses`.
+    elementwise: of those that act on activations entry by entry.
     """
 
     def __init__(self, growing: Set[Axis]) -> None:
@@ -171,6 +178,7 @@ class _Reader:
         self.copied, self.neurons = set[Axis](), set[Axis]()  # those that count copies; that lie along outputs
         self.meetings = set[tuple[Axis, Axis]]()  # as in `Uses`
         self.lost, self.elementwise = set[str](), set[str]()
+        self.unseen = dict[str, str]()
         self.records = True  # not while a loop's carries are not known yet
 
     def letters(self, path: str, shape: Sequence[int]) -> str:
@@ -232,6 +240,9 @@ class _Reader:
             return [self._elementwise(equation, operands)]
         if name in SAME_AXES:
             return [self._result(variable, operands, operands[0].axes) for variable in equation.outvars]
+        if name not in KNOWN:
+            paths = frozenset[str]().union(*(operand.paths for operand in operands))
+            self.unseen |= dict.fromkeys(paths, f"{name} ({summarize(equation.source_info)})")
         self._lose(operands)
         return [self._result(variable, operands, ()) for variable in equation.outvars]
 
