@@ -151,6 +151,7 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "scaling_decays": lambda _: scaling.decays(),
     "predictions": lambda _: predictions.table(),
     "jump_steps": lambda _: jump.table(jump.JUMPS["steps"]),
+    "jump_short": lambda _: jump.table_in_short(jump.JUMPS["steps"]),
     "jump_batch": lambda _: jump.table(jump.JUMPS["batch"]),
 }
 

@@ -162,6 +162,18 @@ def table(jump: Jump) -> str:
     return markdown(head, lines)
 
 
+def table_in_short(jump: Jump) -> str:
+    """What the rate that is carried costs and the loss that it gives, a row for each case, under two rules of steps."""
+    lines = []
+    for case in CASES:
+        cells = [f"`{case}`"]
+        for result in (curves(jump, rule)[case] for rule in jump.rules):
+            cost, optimum = result.costs[-1], result.optima[-1]
+            cells += [str(cost), f"{optimum.loss * (1 + cost.share):.2f}"] if cost else ["diverges", "-"]
+        lines.append(cells)
+    return markdown(("", "costs", "loss", *(f"with `{rule}`" for rule in jump.rules[1:]), "loss"), lines)
+
+
 def draw() -> None:
     """README's picture, of "steps", and that of docs/batch.md, of "batch": for each parameterization the loss against
     the learning rate, small and large."""

@@ -20,7 +20,7 @@ def run(path, count):
 @pytest.mark.slow
 def test_readme(capsys):
     names = run("README.md", 1)
-    assert names["logits"].shape == (8, 10)
+    assert names["updates"]["params"]["head"]["kernel"].shape == (256, 10)
     assert names["report"].ok, str(names["report"])
     assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
 
@@ -43,4 +43,5 @@ def test_limit():
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().split()) <= 800
+    words = [word for word in (ROOT / "README.md").read_text().split() if any(map(str.isalnum, word))]
+    assert len(words) <= 800
