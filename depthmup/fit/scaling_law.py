@@ -19,11 +19,11 @@ from depthmup.fit.law_rows import (
     MODEL,
     Gathered,
     Prior,
-    Table,
+    TrainingTable,
     checked_table,
     gathered,
     links,
-    read,
+    read_columns,
 )
 from depthmup.fit.published_rules import PUBLISHED_RULES, PublishedRule, Size
 from depthmup.fit.thresholds import CONFIDENCE
@@ -177,7 +177,9 @@ class ScalingLaw:
     as the optimizer. notes: what a reader must know, in sentences.
     """
 
-    def __init__(self, of: Gathered, law: JointFit, hyperparameter: str, table: Table, notes: Sequence[str]) -> None:
+    def __init__(
+        self, of: Gathered, law: JointFit, hyperparameter: str, table: TrainingTable, notes: Sequence[str]
+    ) -> None:
         self._of, self._fit, self.hyperparameter, self.conditions = of, law, hyperparameter, dict(table.conditions)
         self._trainings = table.trainings
         self.axes = of.coordinates.axes
@@ -412,7 +414,7 @@ class ScalingLaw:
 
     def _columns(self, table: Any, names: Sequence[str]) -> dict[str, list[Any]]:
         """Columns of a table; of an axis with one size that is left out, that size."""
-        columns = read(table)
+        columns = read_columns(table)
         count = len(next(iter(columns.values())))
         for axis in self.fixed:
             columns.setdefault(axis, [2 ** float(self._of.sizes[axis][0])] * count)

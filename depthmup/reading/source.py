@@ -22,7 +22,7 @@ from depthmup.reading.gain import GainAudit, audit_gain
 from depthmup.reading.graph import CLOSED, ForwardError, Program, Site, Uses, contractions, sites, traced, uses_of
 from depthmup.reading.graph.axes import Axis
 from depthmup.reading.infer import inferred
-from depthmup.reading.overrides import by_path, placed_by
+from depthmup.reading.overrides import overrides_by_path, placed_by
 from depthmup.reading.reading import Reading, growing_axes, refuse_unplaced
 from depthmup.reading.roles import NEEDED
 from depthmup.reading.size_constants import Constant, changes, constants, constants_of_products
@@ -339,7 +339,7 @@ class Source:
 
     def rules(self, width: int, *depths: int) -> Mapping[str, str]:
         """The overrides for models of these depths, with globs alone."""
-        return by_path(self.overrides, (self.model(width, depth).named for depth in depths))
+        return overrides_by_path(self.overrides, (self.model(width, depth).named for depth in depths))
 
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
