@@ -39,7 +39,7 @@ from depthmup.measure.probe import ALL
 from depthmup.names import Range, at_least_one, short, unknown
 from depthmup.reading.audit import InitAudit
 from depthmup.reading.forward import layer_outputs as layers_of
-from depthmup.reading.frameworks import Model, as_returned
+from depthmup.reading.frameworks import FrameworkModel, as_returned
 from depthmup.reading.gain import GainAudit
 from depthmup.reading.setup_warnings import setup_warnings
 from depthmup.reading.source import Source
@@ -241,7 +241,7 @@ class Setup:
 
     parameterization: Parameterization
     specs: PyTree
-    model: Model
+    model: FrameworkModel
     correction: InitAudit | None
     source: Source
     run: Run | None = None

@@ -22,7 +22,7 @@ from depthmup.measure.maximal_update import AVERAGES, rates_by_rule
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.names import unknown
 from depthmup.plan import plan
-from depthmup.reading.init_std import traced
+from depthmup.reading.init_std import traced_init
 from depthmup.report.grow import came_out, swept_settings
 from depthmup.rules import recommended
 from depthmup.rules.explain import Explanation, explain
@@ -209,7 +209,7 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
         weight_decay=optimizer["weight_decay"],
         eps=optimizer["eps"],
         step=step,
-        stds={path: std.value for path, std in traced(lambda: task.init(hyper.arrays()).params).stds().items()},
+        stds={path: std.value for path, std in traced_init(lambda: task.init(hyper.arrays()).params).stds().items()},
     )
     run, name = config_run(settings), settings.optimizer.name
     notes = [run.words(name)] if run else []

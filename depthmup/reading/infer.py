@@ -13,7 +13,7 @@ import jax
 
 from depthmup.names import at_least_one, short, unknown
 from depthmup.reading.blocks import Lists, stack_axis
-from depthmup.reading.graph import Program, Site, paths_of, sites, traced, uses_of
+from depthmup.reading.graph import Program, Site, paths_of, sites, traced_program, uses_of
 from depthmup.reading.overrides import Override, Unclear, match, overrides_by_path, question
 from depthmup.reading.places import Pass, Places, places_of
 from depthmup.reading.reading import Reading, ends, growing_axes, refuse_unplaced, unseen_by
@@ -100,7 +100,7 @@ def infer_specs(
 
     @functools.cache
     def program_at(depth: int) -> Program:
-        return traced(functools.partial(apply, width, depth), params_at(width, depth), inputs)
+        return traced_program(functools.partial(apply, width, depth), params_at(width, depth), inputs)
 
     @functools.cache
     def sites_at(times: int) -> list[Site]:

@@ -22,7 +22,7 @@ from depthmup.fit import Prediction, ScalingLaw
 from depthmup.fit.curve import POINTS, checked_curve
 from depthmup.fit.optimum import curve_optimum
 from depthmup.fit.picture import Mark, paint, plain_log
-from depthmup.fit.scaling_law import Estimate, Rates
+from depthmup.fit.scaling_law import LawEstimate, Rates
 from depthmup.names import floats, plain
 from depthmup.report.drawing import STYLE, WIDTH, png
 
@@ -313,7 +313,7 @@ def question_of(hyperparameter: str) -> str:
     return f"Which {_words(hyperparameter)} does the large run want?"
 
 
-def _interval(e: Estimate) -> str:
+def _interval(e: LawEstimate) -> str:
     return f"{e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}]"
 
 

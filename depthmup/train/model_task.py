@@ -12,7 +12,7 @@ import optax
 
 from depthmup.data.batch_checks import NOT_COMPILED, UNTRACED, no_loss, shapes_of
 from depthmup.reading.audit import InitAudit
-from depthmup.reading.frameworks import Model
+from depthmup.reading.frameworks import FrameworkModel
 from depthmup.rules.optim import (
     after_clipping,
     divisor,
@@ -41,7 +41,7 @@ class ModelTask(Trainable):
     shapes: examples -> shapes of a batch. options: of a named optimizer, the same for all trials (mask, nesterov).
     """
 
-    model: Model
+    model: FrameworkModel
     specs: PyTree
     correction: InitAudit | None
     criterion: Loss

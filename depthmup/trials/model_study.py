@@ -16,7 +16,7 @@ import optax
 from depthmup.data.user_feed import UserFeed, digest_of
 from depthmup.names import short
 from depthmup.reading.audit import InitAudit
-from depthmup.reading.frameworks import Model, as_returned
+from depthmup.reading.frameworks import FrameworkModel, as_returned
 from depthmup.rules.batch_rules import Run
 from depthmup.rules.optim import OPTIONS
 from depthmup.rules.parameterization import Parameterization
@@ -59,7 +59,7 @@ class SetupLike(Protocol):
     @property
     def depth(self) -> int: ...
     @property
-    def model(self) -> Model: ...
+    def model(self) -> FrameworkModel: ...
     @property
     def correction(self) -> InitAudit | None: ...
     @property
