@@ -30,7 +30,7 @@ from depthmup.data.dataset import Split
 from depthmup.settings import from_config
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.group import Runner
-from depthmup.trials.plan import Group, trials
+from depthmup.trials.plan import Group, grid_trials
 from depthmup.trials.study import Trial
 
 CORES = os.cpu_count() or 1
@@ -42,7 +42,7 @@ def plan() -> Group:
     config.sweep.update(parameterizations=("depth_mup",), depths=(3,), seeds=1, per_octave=2)
     config.sweep.log2_learning_rates.sgd = (-8.5, -1.0)
     study = ConfigStudy(from_config(config))
-    every = tuple(trials(study))
+    every = tuple(grid_trials(study))
     return Group(every, len(every), study)
 
 

@@ -28,7 +28,7 @@ from depthmup.data.patches import photographs
 from depthmup.models import MODELS
 from depthmup.settings import from_config
 from depthmup.train import Hyper, Task, TrialLoop, TrialsOverDevices
-from depthmup.train.loop import Reader, ends
+from depthmup.train.loop import Reader, stretch_ends
 from depthmup.training_settings import Recipe
 
 CORES = os.cpu_count() or 1
@@ -87,7 +87,7 @@ def seconds_per_step(loop: TrialLoop, hyper: Hyper, steps: int) -> tuple[float, 
         waited.append(loop.waited)
 
     reader = Reader(mark)
-    for stretch in loop.stretches(*loop.start([hyper]), 0, ends(steps + 4, 2)):
+    for stretch in loop.stretches(*loop.start([hyper]), 0, stretch_ends(steps + 4, 2)):
         reader.follow(stretch)
     reader.catch_up()
     return (times[-1] - times[1]) / steps, (waited[-1] - waited[1]) / steps

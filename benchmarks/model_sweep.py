@@ -30,7 +30,7 @@ from depthmup.backend import prepare_cpu
 from depthmup.data.text import docstrings
 from depthmup.train.loop import CHUNK
 from depthmup.trials.group import Runner
-from depthmup.trials.plan import Group, trials
+from depthmup.trials.plan import Group, grid_trials
 from depthmup.tune.model_sweep import study_of
 from experiments.gpt_linen import GPT
 
@@ -124,7 +124,7 @@ def swept() -> tuple[float, float, float, np.ndarray]:
         result = m.sweep(loss, batches, workdir=folder, progress=False, **options)
         cold = time.perf_counter() - start
     study = study_of(setup(), loss, batches, **options)
-    group = Group(tuple(trials(study)), len(RATES), study)
+    group = Group(tuple(grid_trials(study)), len(RATES), study)
     runner, begin = Runner(), time.perf_counter()
     runner.train(group, lambda share: first.append(time.perf_counter() - begin))
     warm = min(_timed(lambda: runner.train(group)) for _ in range(2))

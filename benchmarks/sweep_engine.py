@@ -35,7 +35,7 @@ from depthmup.settings import Settings, from_config
 from depthmup.train.build import batches_of, steps_of
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.group import Runner, compiled_in
-from depthmup.trials.plan import Group, grouped, trials
+from depthmup.trials.plan import Group, grid_trials, grouped
 from depthmup.trials.store import Finished, Store
 
 CORES = os.cpu_count() or 1
@@ -79,7 +79,7 @@ def command(verb: str, *arguments: str) -> None:
 def depthmup_seconds(family: str, folder: Path) -> dict[str, float]:
     """{way of running: seconds per trial} of our ways."""
     study = ConfigStudy(settings(family))
-    plan = trials(study)
+    plan = grid_trials(study)
     groups = grouped(study, plan, lambda program: len(plan))
     count, runner = len(groups[0].trials), Runner()
     result = {}
@@ -163,7 +163,7 @@ def torch_seconds(family: str) -> dict[str, float]:
     """{"PyTorch in turn, N thread(s)": seconds per trial} for the fastest number of threads."""
     import torch
 
-    train, plan = torch_trainer(family), trials(ConfigStudy(settings(family)))
+    train, plan = torch_trainer(family), grid_trials(ConfigStudy(settings(family)))
     passes = {}
     for threads in sorted({1, min(2, CORES), CORES}):
         torch.set_num_threads(threads)
@@ -177,7 +177,7 @@ def compiling(folder: Path) -> dict[str, float]:
     """{case: seconds until all three parameterizations of a shape have trained a step}."""
     chosen = settings("residual_mlp", parameterizations=("sp", "mup", "depth_mup"), seeds=1)
     study = ConfigStudy(dataclasses.replace(chosen, epochs=1 / 22))  # one step
-    groups = grouped(study, trials(study), lambda program: 40)  # one group for each parameterization
+    groups = grouped(study, grid_trials(study), lambda program: 40)  # one group for each parameterization
     assert len(groups) == 3
 
     def ready(shared: bool) -> None:
@@ -201,7 +201,7 @@ def storing(folder: Path) -> dict[str, str]:
     study = ConfigStudy(settings("residual_mlp", axes="optimizer.learning_rate = log(1e-4, 10, 100)", seeds=100))
     seconds = {}
     start = time.perf_counter()
-    plan = trials(study)
+    plan = grid_trials(study)
     seconds["plan, with keys"] = time.perf_counter() - start
     groups = grouped(study, plan, lambda program: 125)
     runner = Runner()

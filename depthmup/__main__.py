@@ -12,12 +12,12 @@ def main(program: str = "depthmup") -> None:
         if cli_flags.verb_of(sys.argv[1:]) == "law":
             from depthmup.cli import law
 
-            sys.exit(law.run(program, sys.argv[1:]))
+            sys.exit(law.run_law(program, sys.argv[1:]))
         from depthmup.cli import command
     except ModuleNotFoundError as error:
         print(f"error: {program} needs {error.name}: pip install 'depthmup[run]'", file=sys.stderr)
         sys.exit(2)
-    command.run(program)
+    command.run_command(program)
 
 
 if __name__ == "__main__":

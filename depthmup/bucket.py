@@ -102,7 +102,7 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def size(path: Path) -> int:
+def file_size(path: Path) -> int:
     """The size of a file in bytes."""
     return path.stat().length if in_bucket(path) else path.stat().st_size  # type: ignore[attr-defined]
 

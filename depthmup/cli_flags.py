@@ -197,7 +197,7 @@ def asks_for_help(words: Sequence[str]) -> bool:
     return not words or not HELP.isdisjoint(words)
 
 
-def text(program: str, words: Sequence[str]) -> str:
+def help_text(program: str, words: Sequence[str]) -> str:
     """The help of the verb among these arguments, or the overview. program: what the user typed before them."""
     verb = verb_of(words)
     return "\n".join(_of_verb(program, verb) if verb else _overview(program))
@@ -216,7 +216,7 @@ def _overview(program: str) -> list[str]:
         *_table({name: verb.does for name, verb in VERBS.items()}),
         "",
         "CONFIG is the path of a config file or the name of a config that ships with depthmup:",
-        *_table({name: headline(name) for name in find_config.names()}),
+        *_table({name: headline(name) for name in find_config.config_names()}),
         "",
         "KEY is a setting: docs/settings.md and configs/default.py have them all.",
         f"First: {program} {VERBS['sweep'].example}",

@@ -18,7 +18,7 @@ _INSIDE = Path(__file__).with_name("configs")
 SHIPPED = _INSIDE if _INSIDE.is_dir() else _INSIDE.parents[1] / "configs"  # in the wheel; in the repository
 
 
-def names() -> list[str]:
+def config_names() -> list[str]:
     """The names of the shipped configs."""
     return sorted(path.stem for path in SHIPPED.glob("*.py"))
 
@@ -33,7 +33,7 @@ def find(value: str) -> str:
     config, colon, argument = value.partition(":")
     path = Path(config)
     if config == path.stem:
-        if config not in names():
+        if config not in config_names():
             raise ValueError(f"unknown config {config!r}{_near(config)}; the path of a file ends in .py")
         path = SHIPPED / f"{config}.py"
     elif not path.is_file():
@@ -43,7 +43,7 @@ def find(value: str) -> str:
 
 def _near(name: str) -> str:
     """A hint for an unknown name: shipped configs with similar names, and where all of them are listed."""
-    near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, config_names(), n=3, cutoff=0.5)
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     return f"{meant} --help lists all that ship"
 

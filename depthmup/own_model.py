@@ -38,8 +38,8 @@ from depthmup.measure.maximal_update import Average, over_seeds, warn_if_deep
 from depthmup.measure.probe import ALL
 from depthmup.names import Range, at_least_one, short, unknown
 from depthmup.reading.audit import InitAudit
-from depthmup.reading.forward import layers as layers_of
-from depthmup.reading.frameworks import Model, as_returned
+from depthmup.reading.forward import layer_outputs as layers_of
+from depthmup.reading.frameworks import FrameworkModel, as_returned
 from depthmup.reading.gain import GainAudit
 from depthmup.reading.setup_warnings import setup_warnings
 from depthmup.reading.source import Source
@@ -241,7 +241,7 @@ class Setup:
 
     parameterization: Parameterization
     specs: PyTree
-    model: Model
+    model: FrameworkModel
     correction: InitAudit | None
     source: Source
     run: Run | None = None
@@ -688,9 +688,9 @@ class Setup:
         Raises ValueError for arguments that cannot be trained, before anything is compiled, WorkdirError for a workdir
         of another model, other data or settings, Stopped when interrupted, and WorkersLost of an executor.
         """
-        from depthmup.tune.model_sweep import sweep  # the engine is loaded when it is needed
+        from depthmup.tune.model_sweep import sweep_model  # the engine is loaded when it is needed
 
-        return sweep(
+        return sweep_model(
             self,
             loss,
             batches,
@@ -793,9 +793,9 @@ class Setup:
             raise ValueError(f"{names} are for a target: give target=, the sizes of the large run")
         if hasattr(learning_rate, "law"):
             raise ValueError("learning_rate= must be a number, a first guess, without target=")
-        from depthmup.tune.model_sweep import tune
+        from depthmup.tune.model_sweep import tune_base
 
-        return tune(self, loss, batches, steps=steps, learning_rate=learning_rate, **options)
+        return tune_base(self, loss, batches, steps=steps, learning_rate=learning_rate, **options)
 
     def maximal_update(
         self,

@@ -21,7 +21,7 @@ SCHEDULES: dict[Schedule, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def multiplier(schedule: Schedule, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
+def schedule_multiplier(schedule: Schedule, step: jax.Array, steps: jax.Array, warmup: jax.Array) -> jax.Array:
     """The factor in [0, 1] that multiplies the learning rates of all leaves at a step.
 
     It is min(1, (step + 1) / warmup) times the schedule's value, which is 1 during the warm-up.

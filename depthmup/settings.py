@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from depthmup.data import Augment, names
+from depthmup.data import Augment, dataset_names
 from depthmup.declare import SIZE, Key, declared, key
 from depthmup.fit.curve import POINTS
 from depthmup.losses import LOSSES
@@ -166,7 +166,7 @@ class OptimizerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
-    name: str = key("digits", " | ".join(names()), column="data")
+    name: str = key("digits", " | ".join(dataset_names()), column="data")
     data_dir: str | None = key(
         None,
         "folder of images; file or folder of text, unset: NumPy's docstrings; folder of tokens, unset: the Python "
@@ -517,10 +517,10 @@ def _changed(node: Any, changes: Mapping[str, Any]) -> Any:
 
 def from_config(config: Mapping[str, Any]) -> Settings:
     """ConfigDict -> Settings. Raises SettingsError for an unknown, missing or mistyped key."""
-    return convert(Settings, config, "config")
+    return converted(Settings, config, "config")
 
 
-def convert(kind: Any, value: Any, where: str) -> Any:
+def converted(kind: Any, value: Any, where: str) -> Any:
     """`value` as `kind`: a dataclass from a mapping, tuples and mappings element by element, scalars checked."""
     if kind is Interval:
         return _interval(value, where)
@@ -528,7 +528,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         return _group(kind, value, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
-        return None if value is None else convert(arguments[0], value, where)
+        return None if value is None else converted(arguments[0], value, where)
     if origin is tuple:
         if isinstance(value, str | bytes) or hasattr(value, "keys") or not hasattr(value, "__iter__"):
             raise SettingsError(f"{where} must be a list of values, got {short(value)}")
@@ -536,11 +536,11 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         if len(kinds) != len(value):
             points = "; sweep.per_octave has the points of an octave" if ".log2_learning_rates." in where else ""
             raise SettingsError(f"{where} must be (lowest, highest){points}, got {short(value)}")
-        return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
+        return tuple(converted(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not hasattr(value, "keys"):
             raise SettingsError(f"{where} must have one entry per optimizer, got {value!r}")
-        return {name: convert(arguments[1], value[name], f"{where}.{name}") for name in value}
+        return {name: converted(arguments[1], value[name], f"{where}.{name}") for name in value}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(max(-2 * LARGEST, min(value, 2 * LARGEST)))  # what is larger than LARGEST no setting takes
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -555,7 +555,7 @@ def _group(kind: type, value: Any, where: str) -> Any:
     family, default = "", "configs/default.py"
     expected = declared(kind)
     if kind is ModelSettings:
-        family = convert(str, dict(value).get("name"), f"{where}.name")
+        family = converted(str, dict(value).get("name"), f"{where}.name")
         if family not in MODELS:
             raise SettingsError(str(unknown("model.name", family, MODELS)))
         expected, default = {"name": MODEL_NAME, **declared(MODELS[family])}, f"{default}:{family}"
@@ -571,7 +571,7 @@ def _group(kind: type, value: Any, where: str) -> Any:
     missing = sorted(expected.keys() - set(value))
     if missing:
         raise SettingsError(f"{where}.{missing[0]} is missing: override {default} instead of starting anew")
-    values = {name: convert(k.kind, value[name], f"{where}.{name}") for name, k in expected.items()}
+    values = {name: converted(k.kind, value[name], f"{where}.{name}") for name, k in expected.items()}
     try:
         return ModelSettings.of(**values) if kind is ModelSettings else kind(**values)
     except SettingsError:

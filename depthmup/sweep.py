@@ -91,7 +91,7 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
     table = pandas.DataFrame(rows)
     judged = curves_of(table, study, _calibrated(study, workdir))
     tables = filter(None, (page.verdict_table(judged), page.rule_table(judged)))
-    path = page.write(judged, table, study, workdir, command)
+    path = page.write_report(judged, table, study, workdir, command)
     conclusion = words.conclusion(judged, study, command) or page.best_table(table, study)
     with_noise = "noise_scale" in study.sweep.measure
     noise = noise_scales(judged, LearningCurves(workdir)) if with_noise else ""

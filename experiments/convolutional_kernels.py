@@ -32,7 +32,7 @@ GAIN, TAPS = 2.0, 9
 
 def images(samples: int) -> np.ndarray:
     """Normalized digits, (samples, 8, 8, 1): the mean image subtracted, then divided by the standard deviation."""
-    data = digits.load()
+    data = digits.load_digits()
     assert isinstance(data.train, Split)  # in memory
     return ((data.train.inputs[:samples] - data.mean) / data.std).astype(np.float32)
 

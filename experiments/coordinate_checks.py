@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from configs import default
 from depthmup.backend import prepare_cpu
 from depthmup.files import write_atomically
-from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, Estimate, overall
+from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, SlopeEstimate, overall
 from depthmup.settings import from_config
 from depthmup.train.check import check_optimizer
 from experiments import command_line
@@ -135,8 +135,8 @@ def worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def words(row: dict[str, Any]) -> str:
     """A slope, along depth that beside a term 1/depth, and what was trained."""
-    beside = f", with 1/depth {Estimate(*row['limit'])}" if row["limit"] else ""
-    return f"{Estimate(*row['plain'])}{beside}; {row['group']}, {OPTIMIZERS[row['optimizer']]}, {row['axis']}"
+    beside = f", with 1/depth {SlopeEstimate(*row['limit'])}" if row["limit"] else ""
+    return f"{SlopeEstimate(*row['plain'])}{beside}; {row['group']}, {OPTIMIZERS[row['optimizer']]}, {row['axis']}"
 
 
 def verdicts(rows: list[dict[str, Any]], axis: str) -> str:

@@ -87,7 +87,7 @@ def publish(name: str, workdir: Path) -> None:
 def draw_sweep(sweep: Sweep) -> None:
     """Losses and optima over depth."""
     curves = [c for c in sweep.curves if (c.axis, c.hyperparameter) == ("depth", "learning_rate")]
-    optima = figures.optima(curves)
+    optima = figures.optima_figure(curves)
     assert optima
     save(IMAGES, loss_pictures({"loss_over_depth": curves}) | {"optimum_over_depth": optima})
 

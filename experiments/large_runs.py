@@ -61,14 +61,14 @@ import pandas
 
 from configs import gpt
 from depthmup.backend import prepare_cpu
-from depthmup.data.prepare_tokens import prepare
+from depthmup.data.prepare_tokens import write_tokens
 from depthmup.rules.parameterization import Name
 from depthmup.settings import Settings, from_config, put
 from depthmup.train import flops
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.checkpoint import FOLDER
 from depthmup.train.chips import CHIPS
-from depthmup.train.run import train
+from depthmup.train.run import train_network
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.group import compiled_in
 from experiments import command_line
@@ -192,7 +192,7 @@ def small_corpus(folder: Path) -> Path:
     """Bytes of this package's sources as tokens, of which few are held out: an evaluation of the smoke run is short."""
     result = folder / "tokens"
     if not result.exists():
-        prepare(sorted((ROOT / "depthmup").rglob("*.py")), result, held_out=0.002)
+        write_tokens(sorted((ROOT / "depthmup").rglob("*.py")), result, held_out=0.002)
     return result
 
 
@@ -206,7 +206,7 @@ def part(scale: Scale, rows: Path, runs: Path, minutes: float, data_dir: str | N
             trial, workdir = left[0], runs / str(left[0])
             print(f"{trial}, of {len(left)} that are left")
             try:
-                metrics = train(settings_of(trial, scale, data_dir), workdir, "experiments.large_runs")
+                metrics = train_network(settings_of(trial, scale, data_dir), workdir, "experiments.large_runs")
             except Stopped as stopped:
                 print(f"{trial}: {stopped}")
                 return left

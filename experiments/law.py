@@ -85,7 +85,7 @@ import pandas
 
 from depthmup import fit
 from depthmup.files import write_atomically
-from depthmup.fit.curve import Smooth, checked
+from depthmup.fit.curve import Smooth, checked_curve
 from experiments import command_line
 from experiments.output import markdown
 from experiments.published import RESULTS
@@ -126,7 +126,7 @@ def measured(rows: pandas.DataFrame, sizes: Sequence[str]) -> list[Measured]:
             half = math.log2(optimum.high / optimum.low) / 2 if optimum.low > 0 else 0.0
             place = dict(zip(sizes, map(float, key), strict=True))
             best = math.log2(optimum.learning_rate)
-            result.append(Measured(place, best, half, optimum.loss, checked(rates, losses).smooth()))
+            result.append(Measured(place, best, half, optimum.loss, checked_curve(rates, losses).smooth()))
     return result
 
 

@@ -44,7 +44,7 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.data.text import docstrings
 from depthmup.files import write_atomically
-from depthmup.measure.slope import Estimate
+from depthmup.measure.slope import SlopeEstimate
 from depthmup.rules.parameterization import Name
 from depthmup.rules.specs import group, is_spec, starred
 from depthmup.sweep import judge
@@ -231,7 +231,7 @@ def worst(check: dict[str, Any]) -> str:
     """The answer of a check; of the slopes that have it the one farthest from 0, what was trained, and the axis."""
     slopes = [s for s in check["slopes"] if s["answer"] == check["verdict"]]
     farthest = max(slopes, key=lambda s: abs(s["slope"][0]))
-    return f"{check['verdict']}: {Estimate(*farthest['slope'])} {farthest['group']}, {farthest['axis']}"
+    return f"{check['verdict']}: {SlopeEstimate(*farthest['slope'])} {farthest['group']}, {farthest['axis']}"
 
 
 def holds(check: dict[str, Any], verdicts: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import pandas
 
 from configs.transfer import get_config as transfer_config
 from depthmup.fit import PowerLaw, Transfer, settled, transfer
-from depthmup.fit.transfer import nearest
+from depthmup.fit.transfer import nearest_point
 from depthmup.settings import from_config
 from depthmup.sweep import judge
 from experiments import embedding, jump, language, large_runs, layer_kinds, planted_targets, published, scaling, tune
@@ -182,7 +182,7 @@ def growth(of: str) -> Interval:
     sweep, span = ("zero_init_early", figm1.EARLY) if when == "early" else ("zero_init", figm1.LATE)
     best, rows = results()[f"zero_init {name} depth"].optimal_lr[0], curve(sweeps(), sweep, name).trials
     rates = np.unique(rows["learning_rate"])
-    at_best = rows["learning_rate"] == rates[nearest(rates, best or np.median(rates))]
+    at_best = rows["learning_rate"] == rates[nearest_point(rates, best or np.median(rates))]
     return times(100, figm1.growth(rows[at_best], span))
 
 

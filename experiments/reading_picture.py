@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import depthmup as dm
-from depthmup.reading.graph import traced, uses_of
+from depthmup.reading.graph import traced_program, uses_of
 from depthmup.rules.specs import PyTree, leaves_of
 
 WIDTH, DEPTH = 16, 1
@@ -54,7 +54,7 @@ def main() -> None:
     x, paths = jnp.ones((2, 5)), {"blocks/up": "up", "blocks/down": "down"}
     specs, wide = (leaves_of(dm.infer_specs(init, apply, x, width=k * WIDTH, depth=DEPTH)) for k in (1, 2))
     params = init(WIDTH, DEPTH)
-    letters = uses_of(traced(lambda params, x: apply(WIDTH, DEPTH, params, x), params, (x,)), params).axes
+    letters = uses_of(traced_program(lambda params, x: apply(WIDTH, DEPTH, params, x), params, (x,)), params).axes
     figure = Figure(figsize=(8.4, 3.1), layout="constrained")
     axes = figure.subplots()
     for spec, at_twice in zip(specs, wide, strict=True):

@@ -43,7 +43,7 @@ import pandas
 from depthmup import fit
 from depthmup.backend import prepare_cpu
 from depthmup.files import write_atomically
-from depthmup.fit.curve import checked
+from depthmup.fit.curve import checked_curve
 from depthmup.names import percent
 from depthmup.rules.parameterization import Name
 from depthmup.settings import LEARNING_RATE, column
@@ -126,7 +126,7 @@ def run(name: str) -> dict[str, Any]:
     large = pandas.DataFrame(train(study, RUNS / f"{name}_target", chosen=chosen))
     table = large.pivot_table(index=column(key), columns="seed", values="last_loss", dropna=False)
     rates, losses = table.index.to_numpy(), table.to_numpy(np.float64)
-    best, smooth = fit.optimum(rates, losses), checked(rates, losses).smooth()
+    best, smooth = fit.optimum(rates, losses), checked_curve(rates, losses).smooth()
     cost = math.expm1(float(np.interp(math.log2(p.learning_rate), smooth.fine, smooth.values) - smooth.values.min()))
     return {
         "answer": p.learning_rate,

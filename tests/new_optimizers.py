@@ -17,7 +17,7 @@ from depthmup.cli.write_config import default_config  # noqa: E402
 from depthmup.settings import from_config, put  # noqa: E402
 from depthmup.train.check import probe_at  # noqa: E402
 from depthmup.trials.config_study import ConfigStudy  # noqa: E402
-from depthmup.trials.plan import trials  # noqa: E402
+from depthmup.trials.plan import grid_trials  # noqa: E402
 
 written: dict = {}
 exec(default_config(), written)  # what `make configs` writes
@@ -27,7 +27,7 @@ config.sweep.update(depths=(2,), widths=(), seeds=1, parameterizations=("mup",),
 config.check.optimizers = tuple(MADE)
 settings = from_config(config)
 assert settings.sweep.log2_learning_rates["adam"] == (-12.0, -3.0)
-planned = trials(ConfigStudy(settings))
+planned = grid_trials(ConfigStudy(settings))
 for name, row in MADE.items():
     of_name = [trial for trial in planned if trial.point.optimizer == name]
     rates = [trial.learning_rate for trial in of_name]

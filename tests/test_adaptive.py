@@ -9,7 +9,7 @@ import pytest
 from depthmup.report.curves import judge
 from depthmup.trials.adaptive import WIDER, Search
 from depthmup.trials.engine import train
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from tests import tiny
 
 CHANCE = math.log(10)
@@ -60,7 +60,7 @@ def test_planted_optima(seed):
         return start + slopes[point.parameterization] * math.log2(point.depth * point.width / 32)
 
     chosen = study()
-    full = {trial.key: planted(trial, optimum, rng) for trial in trials(chosen)}
+    full = {trial.key: planted(trial, optimum, rng) for trial in grid_trials(chosen)}
     rows, searching = search(chosen, lambda trial: full.get(trial.key) or planted(trial, optimum, rng))
     adaptive_rates = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen)
     for curve, rates in optima(full.values(), chosen).items():
@@ -78,7 +78,7 @@ def test_an_optimum_beyond_the_grid_is_followed():
     rows, searching = search(chosen, lambda trial: planted(trial, optimum, rng, noise=0.0))
     best, = optima([rows[trial.key] for trial in searching.evaluated(rows)], chosen).values()  # fmt: skip
     assert [math.log2(lr) for lr in best] == pytest.approx([-6.5, -7.25, -8.0, -8.75, -9.5], abs=0.05)
-    full = [planted(trial, optimum, rng, noise=0.0) for trial in trials(chosen)]
+    full = [planted(trial, optimum, rng, noise=0.0) for trial in grid_trials(chosen)]
     assert optima(full, chosen)["depth", "sp"][3:] == [None, None]
     lowest = min(math.log2(row["learning_rate"]) for row in rows.values())
     assert -8 - WIDER <= lowest <= -10
@@ -106,7 +106,7 @@ def test_interrupted_anywhere_it_asks_for_the_same(seed):
         return made.setdefault(trial.key, planted(trial, lambda point: -2.0 - 0.7 * math.log2(point.depth), noise, 0.3))
 
     whole, searching = search(chosen, row_of)
-    rows = {trial.key: row_of(trial) for trial in trials(chosen)[:: 7 + seed]}
+    rows = {trial.key: row_of(trial) for trial in grid_trials(chosen)[:: 7 + seed]}
     while more := searching.next_trials(rows):
         for i in order.permutation(len(more))[: order.integers(1, len(more) + 1)]:
             rows[more[i].key] = row_of(more[i])

@@ -22,8 +22,8 @@ from depthmup.sweep import judge, load
 from depthmup.train.build import hyper_of, optimizer_of, steps_of
 from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.adaptive import Search
-from depthmup.trials.model_study import from_identity
-from depthmup.trials.plan import combinations, trials
+from depthmup.trials.model_study import model_study_from
+from depthmup.trials.plan import combinations, grid_trials
 from depthmup.tune.model_sweep import study_of
 from tests import tiny
 from tests.test_model_sweep import DEPTH, WIDTH, X, Y, loss, setup
@@ -275,11 +275,11 @@ def test_a_sweep_of_all_sizes_at_once(tmp_path):
     (again,) = judge(result.rows[columns].rename(columns={"last_loss": "loss"})).curves
     assert (again.axis, again.result.values) == ("compute", curve.result.values)
     assert again.result.optimal_lr == curve.result.optimal_lr
-    saved = from_identity(read_settings(tmp_path))
+    saved = model_study_from(read_settings(tmp_path))
     assert [c.result.optimal_lr for c in judge_rows(load(tmp_path), saved)] == [curve.result.optimal_lr]
     # While the large size trains, the page has the best rate of the base.
     at_base = result.study.sized({"depth": [], "width": [], "compute": [1.0]})
-    first = page.write([], result.rows[result.rows["width"] == WIDTH], at_base, tmp_path, "").read_text()
+    first = page.write_report([], result.rows[result.rows["width"] == WIDTH], at_base, tmp_path, "").read_text()
     assert "best learning rate" in first
 
 
@@ -381,6 +381,6 @@ def test_configs_that_say_nothing(parameterization, message):
 
 def test_a_config_sweeps_batch_sizes_and_epochs():
     study = tiny.study(sweep__batch_sizes=(16, 32), sweep__epochs=(1.0, 2.0), sweep__depths=(), sweep__widths=())
-    shapes = {(t.point.leaves["data.batch_size"], t.point.leaves["epochs"]) for t in trials(study)}
+    shapes = {(t.point.leaves["data.batch_size"], t.point.leaves["epochs"]) for t in grid_trials(study)}
     base = study.settings.data.batch_size, study.settings.epochs
     assert shapes == {(16, base[1]), (32, base[1]), (base[0], 1.0), (base[0], 2.0)}

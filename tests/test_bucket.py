@@ -16,9 +16,9 @@ import pytest
 from depthmup import bucket, sweep
 from depthmup.files import write_atomically
 from depthmup.train import log
-from depthmup.train.checkpoint import Checkpoints, load
+from depthmup.train.checkpoint import Checkpoints, load_checkpoint
 from depthmup.train.log import MetricsObject
-from depthmup.train.run import train
+from depthmup.train.run import train_network
 from depthmup.train.workdir import OWNER, NotSaved, Workdir, WorkdirError
 from depthmup.trials.store import Store
 from depthmup.tune.search import search
@@ -73,17 +73,17 @@ def killed_at(step, monkeypatch, what):
 @needs_server
 def test_a_run_goes_on_bit_for_bit(place, tmp_path, monkeypatch, capsys):
     settings = tiny.settings(**RUN)
-    alone = train(settings, tmp_path / "alone")
+    alone = train_network(settings, tmp_path / "alone")
     with monkeypatch.context() as patch:
         killed_at(8, patch, "depthmup.train.log.RunLog.__call__")
         patch.setattr("depthmup.train.log.MetricsObject.close", lambda self: None)
         patch.setattr("depthmup.train.workdir.Owner.close", lambda self: None)
         with pytest.raises(Killed):
-            train(settings, place)
+            train_network(settings, place)
     last = max(int(path.name) for path in (place / "checkpoints").iterdir())
     (place / "checkpoints" / str(last) / "meta" / "metadata").write_text("{}")
     capsys.readouterr()
-    resumed = train(settings, place)
+    resumed = train_network(settings, place)
     output = capsys.readouterr().out
     assert f"checkpoint {last} cannot be used, moved to {place}/unusable_checkpoints/{last}" in output
     assert f"going on from step {last - 3}" in output
@@ -91,13 +91,13 @@ def test_a_run_goes_on_bit_for_bit(place, tmp_path, monkeypatch, capsys):
     assert resumed == alone
     assert outcome(place) == outcome(tmp_path / "alone")
     for best in (False, True):
-        (state, meta), (expected, _) = load(place, best), load(tmp_path / "alone", best)
+        (state, meta), (expected, _) = load_checkpoint(place, best), load_checkpoint(tmp_path / "alone", best)
         assert meta["step"] == 11
         for name in expected:
             np.testing.assert_array_equal(state[name], expected[name])
     assert not (place / OWNER).exists()
     with pytest.raises(WorkdirError, match=r"holds results of another config: seed was 0, now it is 1"):
-        train(tiny.settings(**RUN, seed=1), place)
+        train_network(tiny.settings(**RUN, seed=1), place)
 
 
 @needs_server
@@ -234,7 +234,7 @@ def test_a_bucket_that_is_not_there(server):
     with pytest.raises(ValueError, match=r"^the bucket gs://nowhere is not there: make it, or give another$"):
         bucket.check("gs://nowhere/x")
     with pytest.raises(WorkdirError, match="the bucket gs://nowhere is not there"):
-        train(tiny.settings(), bucket.folder("gs://nowhere/x"))
+        train_network(tiny.settings(), bucket.folder("gs://nowhere/x"))
 
 
 @needs_server
@@ -276,7 +276,7 @@ def test_s3_has_no_checkpoints(monkeypatch):
     monkeypatch.setitem(bucket.PACKAGES, "s3", "json")
     workdir = bucket.folder("s3://bucket/x")
     with pytest.raises(WorkdirError, match=r"Orbax .* writes no checkpoints to s3://: mount the bucket"):
-        train(tiny.settings(), workdir)
+        train_network(tiny.settings(), workdir)
     with pytest.raises(WorkdirError, match=r"by --config\.checkpoint\.every=never$"):
         sweep.run(tiny.settings(**SWEEP), workdir, progress=False)
 
@@ -289,7 +289,7 @@ def test_a_tune_needs_a_lock():
 @needs_server
 def test_no_trace_in_a_bucket(place):
     with pytest.raises(ValueError, match=r"--profile writes no trace to gs://.*give it a local --workdir"):
-        train(tiny.settings(), place, profile=True)
+        train_network(tiny.settings(), place, profile=True)
 
 
 @pytest.mark.parametrize("failures", [0, 2])
@@ -360,8 +360,8 @@ def test_kills(place, server, tmp_path):
     status, output = finish(process)
     assert status == 0, output
     assert outcome(place) == torture.outcome(tmp_path)
-    for name, leaf in load(tmp_path)[0].items():
-        np.testing.assert_array_equal(load(place)[0][name], leaf)
+    for name, leaf in load_checkpoint(tmp_path)[0].items():
+        np.testing.assert_array_equal(load_checkpoint(place)[0][name], leaf)
 
 
 @slow
@@ -391,7 +391,7 @@ def test_s3_without_checkpoints(tmp_path, monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         settings = tiny.settings(**RUN | never)
-        assert train(settings, place / "run") == train(settings, tmp_path / "run")
+        assert train_network(settings, place / "run") == train_network(settings, tmp_path / "run")
         assert outcome(place / "run") == outcome(tmp_path / "run")
         settings = tiny.settings(**SWEEP | never)
         swept(settings, place, tmp_path, monkeypatch)

@@ -9,10 +9,10 @@ import pytest
 
 from depthmup import sweep
 from depthmup.report.curves import judge
-from depthmup.report.page import write
+from depthmup.report.page import write_report
 from depthmup.settings import SettingsError, defaults, put
 from depthmup.train.workdir import WorkdirError
-from depthmup.trials.config_study import ConfigStudy, from_identity
+from depthmup.trials.config_study import ConfigStudy, config_study_from
 from depthmup.trials.store import Finished, Store
 from tests import tiny
 from tests.test_interactive import HOSTILE, needs_chromium, open_page  # noqa: F401 - a fixture
@@ -57,13 +57,13 @@ def test_settings_come_back_from_a_workdir():
         loss="mse",
     )
     saved = json.loads(json.dumps(study.identity | {"files of data.data_dir": "abc"}))
-    assert from_identity(saved).identity == study.identity
+    assert config_study_from(saved).identity == study.identity
     vit = ConfigStudy(put(defaults("vit"), {"model.heads": 2}))
-    assert from_identity(vit.identity).identity == vit.identity
+    assert config_study_from(vit.identity).identity == vit.identity
     with pytest.raises(SettingsError, match="it is of schema 3, and this is schema"):
-        from_identity({**saved, "schema": 3})
+        config_study_from({**saved, "schema": 3})
     with pytest.raises(SettingsError, match="not that of a sweep"):
-        from_identity({"model.name": "vit"})
+        config_study_from({"model.name": "vit"})
 
 
 def test_a_page_of_two(sweeps, tmp_path):
@@ -170,8 +170,8 @@ def test_environments_that_are_mixed(sweeps, tmp_path):
         rf'environment \| \["jax 1"\] \| \["{len(rows) - few} trials: jax 1", "{few} trials: jax 2"\]', words
     )
     table = sweep.load(tmp_path / "mixed")
-    page = words_of(write(judge(table, one), table, one, tmp_path, "a command"))
+    page = words_of(write_report(judge(table, one), table, one, tmp_path, "a command"))
     assert "Trials of several environments are mixed" in page
     assert f"{few} trials: jax 2" in page
     plain = sweep.load(tmp_path / "plain")
-    assert "mixed" not in words_of(write(judge(plain, one), plain, one, tmp_path, "a command"))
+    assert "mixed" not in words_of(write_report(judge(plain, one), plain, one, tmp_path, "a command"))

@@ -19,7 +19,7 @@ from depthmup.train import TrialLoop, TrialsOverDevices
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
 from depthmup.train.task import Task
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.plan import count
+from depthmup.trials.plan import trial_count
 from depthmup.trials.study import Axis
 
 ROOT = Path(__file__).parent.parent
@@ -202,7 +202,7 @@ def test_the_protocol_of_paper_b(name, segments):
     laws = fit.segmented(sweep.depths, [depth**-1.5 for depth in sweep.depths])
     assert [law.name for law in laws] == segments
     assert [len(law.depths) for law in laws] == [5] * len(segments)
-    assert count(study) == len(sweep.depths) * 40 * sweep.seeds
+    assert trial_count(study) == len(sweep.depths) * 40 * sweep.seeds
     assert 64 <= model.width <= 512
     assert model.options["padding"] == "circular"
     if model.name == "residual_cnn":

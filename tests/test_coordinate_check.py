@@ -16,7 +16,7 @@ import depthmup as dm
 from depthmup.measure import CoordinateReport, Probe
 from depthmup.measure.coordinate_check import _open
 from depthmup.measure.probe import feature_changes
-from depthmup.measure.slope import Estimate, Slope
+from depthmup.measure.slope import Slope, SlopeEstimate
 from depthmup.train.build import task_of
 from depthmup.train.check import probe_at
 from tests import tiny
@@ -302,7 +302,7 @@ def test_what_goes_on_beside_a_slope_that_is_given_up():
     def slope(axis, group, mean, spread):
         slopes = mean + spread * np.resize([-1.0, 1], 8)
         changes = 2.0 ** (np.log2([[1], [2], [4]]) * slopes)
-        verdict, plain = "undecided", Estimate(mean, mean - 1, mean + 1)
+        verdict, plain = "undecided", SlopeEstimate(mean, mean - 1, mean + 1)
         return Slope(axis, group, "hidden", 1, verdict, plain, None, (1, 2, 4), changes)
 
     open_, near, far = ("width", "open", 0.2, 0.1), ("width", "near", 0.06, 0.1), ("width", "far", 0.0, 0.5)
@@ -406,7 +406,7 @@ def test_what_a_report_prints():
 
     def slope(axis, group, step, verdict, value):
         sizes, changes = (1, 2, 4), np.ones((3, 4))
-        return Slope(axis, group, "hidden", step, verdict, Estimate(value, value, value), None, sizes, changes)
+        return Slope(axis, group, "hidden", step, verdict, SlopeEstimate(value, value, value), None, sizes, changes)
 
     groups = [f"group {i}" for i in range(12)]
     slopes = [slope("width", name, 1, "undecided", 0.2) for name in groups]

@@ -5,7 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from depthmup.data import NONE, Batches, Split, batch_indices, catalog, checked, digits, load, names, steps_per_epoch
+from depthmup.data import (
+    NONE,
+    Batches,
+    Split,
+    batch_indices,
+    catalog,
+    checked_dataset,
+    dataset_names,
+    digits,
+    load,
+    steps_per_epoch,
+)
 from depthmup.data.dataset import held_out
 from depthmup.train.build import hyper_of, task_of
 from tests import tiny
@@ -21,7 +32,7 @@ def test_digits():
     np.testing.assert_allclose(inputs.mean(axis=0), 0, atol=1e-5)
     rows = {tuple(image.ravel()) for split in dataset[:3] for image in split.inputs}
     assert len(rows) == 1797  # no example in two splits
-    np.testing.assert_array_equal(digits.load().test.inputs, dataset.test.inputs)
+    np.testing.assert_array_equal(digits.load_digits().test.inputs, dataset.test.inputs)
 
 
 def test_bad_data_is_refused():
@@ -38,7 +49,7 @@ def test_bad_data_is_refused():
         (Split(dataset.train.inputs[:0], labels[:0]), "train split: it is empty"),
     ):
         with pytest.raises(ValueError, match=message):
-            checked(dataset._replace(train=split))
+            checked_dataset(dataset._replace(train=split))
 
 
 def test_a_row_is_all_that_a_data_set_needs(tmp_path, monkeypatch):
@@ -49,7 +60,7 @@ def test_a_row_is_all_that_a_data_set_needs(tmp_path, monkeypatch):
         return load("digits")
 
     monkeypatch.setitem(catalog.CATALOG, "mine", mine)
-    assert "mine" in names()
+    assert "mine" in dataset_names()
     settings = tiny.settings(data__name="mine", data__data_dir=str(tmp_path), data__image_size=8)
     assert task_of(settings).model.outputs == 10
     assert hyper_of(settings).steps == 11

@@ -188,7 +188,7 @@ def test_the_command(rows: Rows, fitted: fit.ScalingLaw, tmp_path, capsys) -> No
     candidates = write(tmp_path / "next.csv", priced(rows).rename(columns={"steps": "max_steps"}))
     target = "--target=" + ",".join(f"{axis}={size}" for axis, size in TARGET.items())
     words = ["law", runs, target, f"--candidates={candidates}", "--budget=5", "--tolerance=0.001%"]
-    assert law.run("depthmup", words) == 0
+    assert law.run_law("depthmup", words) == 0
     lines = capsys.readouterr().out.splitlines()
     plan = fit.design(fitted, priced(rows), TARGET, budget=5.0, tolerance=1e-5)
     (start,) = (i for i, line in enumerate(lines) if line == f"train next: {plan}")
@@ -205,7 +205,7 @@ def test_the_command(rows: Rows, fitted: fit.ScalingLaw, tmp_path, capsys) -> No
         ([*words[:3], "--candidates=none.csv"], "there is no table 'none.csv'"),
         ([*words[:3], f"--candidates={runs}"], "has no column 'cost'"),
     ):
-        assert law.run("depthmup", wrong) == 2
+        assert law.run_law("depthmup", wrong) == 2
         done = capsys.readouterr()
         assert message in done.err
         assert done.out == ""

@@ -19,7 +19,7 @@ from depthmup.trials import estimate, progress
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import AT_ONCE, STRETCH, Estimator, at_once, duration, memory
 from depthmup.trials.group import LOG_EVERY, Runner, compiled_in
-from depthmup.trials.plan import grouped, trials
+from depthmup.trials.plan import grid_trials, grouped
 from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Store
 from tests import tiny
@@ -37,14 +37,14 @@ def test_dry_run_writes_nothing(tmp_path, capsys):
     """And finds mistakes."""
     chosen = tiny.study(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=(), sweep__max_trials=10)
     with pytest.raises(SettingsError, match=r"36 trials, more than sweep.max_trials = 10: .* or give --yes"):
-        verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, shard="1/2")
-    assert verbs.sweep(chosen, tmp_path / "x", "", dry_run=True, yes=True, shard="1/2") == 0
+        verbs.run_sweep(chosen, tmp_path / "x", "", dry_run=True, shard="1/2")
+    assert verbs.run_sweep(chosen, tmp_path / "x", "", dry_run=True, yes=True, shard="1/2") == 0
     assert capsys.readouterr().out.startswith("18 trials, 1 programs, ")
     assert not (tmp_path / "x").exists()
     with pytest.raises(SettingsError, match="--shard=1 must be i/n"):
-        verbs.sweep(chosen, None, "", dry_run=True, shard="1")
+        verbs.run_sweep(chosen, None, "", dry_run=True, shard="1")
     with pytest.raises(SettingsError, match="sweep needs --workdir"):
-        verbs.sweep(chosen, None, "")
+        verbs.run_sweep(chosen, None, "")
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -72,7 +72,7 @@ def test_programs_are_kept(tmp_path):
 def test_operations(monkeypatch):
     """Those of a step, for all steps and the evaluation (a third of a step's, forwards only), over all trials."""
     chosen = tiny.study(sweep__optimizers=("sgd",), sweep__depths=(2,), sweep__widths=())
-    plan = trials(chosen)
+    plan = grid_trials(chosen)
     step = flops.of_step(plan[0].point.task, plan[0].hyper, 64)
     groups, estimator = grouped(chosen, plan, lambda program: 20), Estimator()
     estimate = estimator.total(groups)
@@ -88,7 +88,7 @@ def test_minutes_are_those_of_measured_steps():
     chosen = tiny.study(
         sweep__optimizers=("sgd",), sweep__depths=(2, 8, 32), sweep__widths=(), sweep__parameterizations=("sp",)
     )
-    groups = grouped(chosen, trials(chosen), lambda program: 12)
+    groups = grouped(chosen, grid_trials(chosen), lambda program: 12)
     estimator = Estimator()
     estimator.measure(groups, Runner())
     times, estimate = [estimator.seconds(group) for group in groups], estimator.total(groups)
@@ -117,7 +117,7 @@ def test_duration(seconds, text):
 
 def test_as_many_at_once_as_fit(monkeypatch):
     study, halves = tiny.study(), tiny.study(parallel__wrapper="jit", parallel__devices_per_trial=2)
-    trial = trials(study)[0]
+    trial = grid_trials(study)[0]
     task, hyper = trial.point.task, trial.hyper
     assert at_once(study, trial) == AT_ONCE
     assert at_once(tiny.study(sweep__at_once=7), trial) == 7
@@ -152,7 +152,7 @@ def test_what_a_mapped_step_works_with_is_measured():
     """It grows with the batch; the state does not."""
     bytes_of = {}
     for batch_size in (64, 256):
-        trial = trials(tiny.study(data__batch_size=batch_size))[0]
+        trial = grid_trials(tiny.study(data__batch_size=batch_size))[0]
         of_layout = [memory(trial.point.task, trial.hyper, batch_size, layout) for layout in ("vmap", "map")]
         bytes_of[batch_size] = of_layout[0] - of_layout[1]
     activations = np.dtype(np.float32).itemsize * 8 * (256 - 64)  # one layer's, at width 8
@@ -165,7 +165,7 @@ def test_dear_trials_run_a_few_at_a_time(monkeypatch):
     config = default.get_config("cnn")
     config.model.width, config.sweep.depths, config.sweep.widths = 8, (2,), ()
     study = ConfigStudy(from_config(config))
-    trial = trials(study)[0]
+    trial = grid_trials(study)[0]
     step = flops.of_step(trial.point.task, trial.hyper, trial.point.feed.batch_size)
     for count in (1, 3):
         monkeypatch.setattr(estimate, "STRETCH", (count + 0.5) * LOG_EVERY * step)
@@ -290,7 +290,7 @@ def test_a_sweep_ends_with_what_it_trained(tmp_path, capsys):
 def test_a_sweep_hears_of_what_others_trained(tmp_path, monkeypatch, capsys):
     """While it trains its first group another process trains the second. A silent one says nothing at its end."""
     study, left = small(), []
-    groups, train_group = grouped(study, trials(study), lambda program: 4), Runner.train
+    groups, train_group = grouped(study, grid_trials(study), lambda program: 4), Runner.train
     only = Progress.only
 
     def trained(runner, group, *rest):

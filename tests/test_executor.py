@@ -23,7 +23,7 @@ from depthmup.trials import executors, remote, workers
 from depthmup.trials.engine import train
 from depthmup.trials.executors import Flags, Local, check_scheduler, executor_of
 from depthmup.trials.group import OutOfMemory, Runner
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from depthmup.trials.store import Store
 from depthmup.trials.workers import WorkersLost
 from tests import tiny
@@ -247,7 +247,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
 
 def test_a_worker_that_would_train_something_else_says_so(tmp_path):
     study = tiny.study(**SMALL)
-    parcel, words = remote.pack(study, tmp_path), remote.words_of(trials(study)[0])
+    parcel, words = remote.pack(study, tmp_path), remote.words_of(grid_trials(study)[0])
     environment = tuple((name, "0" if name == "optax" else value) for name, value in parcel.environment)
     for changed, message in (
         (parcel._replace(environment=environment), "optax was '0', now it is .*give every worker the packages"),
@@ -267,7 +267,7 @@ def test_a_worker_that_would_train_something_else_says_so(tmp_path):
 
 def test_a_worker_times_a_group_and_says_that_it_does_not_fit(tmp_path, monkeypatch):
     study = tiny.study(**SMALL)
-    parcel, words = remote.pack(study, tmp_path), remote.words_of(trials(study)[0])
+    parcel, words = remote.pack(study, tmp_path), remote.words_of(grid_trials(study)[0])
     assert min(remote.work("0", parcel, remote.time_group, [words], 1)) > 0
     call = workers._Call("a group", too_large, ())
     with ThreadPoolExecutor(1) as executor:

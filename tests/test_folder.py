@@ -17,7 +17,7 @@ from configs import default
 from depthmup import data
 from depthmup.data import Batches, folder, image_files
 from depthmup.settings import from_config
-from depthmup.train.run import train as run_train
+from depthmup.train.run import train_network as run_train
 from depthmup.train.workdir import WorkdirError
 from depthmup.trials.engine import train as sweep_train
 from experiments import cifar10_folder
@@ -289,8 +289,8 @@ def test_equal_files_with_other_times_are_read_and_not_decoded(uncompressed, mon
 
 
 def test_verify_reads_files_that_look_unchanged(uncompressed, monkeypatch):
-    first, states = load(uncompressed), image_files.listed(uncompressed)
-    monkeypatch.setattr(folder, "listed", lambda root: states)  # as if nothing of any file had changed
+    first, states = load(uncompressed), image_files.listed_images(uncompressed)
+    monkeypatch.setattr(folder, "listed_images", lambda root: states)  # as if nothing of any file had changed
     pixels = replaced(uncompressed / "train" / "cat" / "000.png", seed=1)
     assert load(uncompressed).digest == first.digest
     verified = load(uncompressed, None, False, None, True)

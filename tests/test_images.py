@@ -14,7 +14,7 @@ from PIL import Image
 from depthmup import data
 from depthmup.data import images
 from depthmup.data.dataset import held_out
-from depthmup.data.prepare import main, prepare
+from depthmup.data.prepare import main, prepare_tfds
 from tests.test_configs import fake_records
 
 
@@ -98,7 +98,7 @@ def test_what_is_prepared_in_another_format_names_the_way_out(tfrecord):
     with pytest.raises(ValueError, match=f"is prepared as tfrecord, .*prepare cifar10 --data_dir={way_out}"):
         data.load("cifar10", tfrecord)
     with pytest.raises(ValueError, match=f"another format: give another folder, --data_dir={tfrecord}_array_record"):
-        prepare("cifar10", tfrecord)
+        prepare_tfds("cifar10", tfrecord)
 
 
 def test_the_command_that_prepares(tmp_path, monkeypatch, capsys):
@@ -125,7 +125,7 @@ def test_what_is_prepared_can_be_read_at_random(tmp_path, monkeypatch):
         return done
 
     monkeypatch.setattr("depthmup.data.prepare.builder_of", builder_of)
-    assert prepare("cifar10", str(tmp_path)) == tmp_path / "cifar10"
+    assert prepare_tfds("cifar10", str(tmp_path)) == tmp_path / "cifar10"
     assert formats == ["array_record"]
 
 

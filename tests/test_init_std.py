@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup.reading.init_std import evaluate, traced
+from depthmup.reading.init_std import evaluate, traced_init
 
 KEY = jax.random.key(0)
 INITIALIZERS = {
@@ -28,7 +28,7 @@ INITIALIZERS = {
 
 
 def stds(init):
-    return {path: std.value for path, std in traced(init).stds().items()}
+    return {path: std.value for path, std in traced_init(init).stds().items()}
 
 
 @pytest.mark.parametrize("name", INITIALIZERS)
@@ -77,7 +77,7 @@ def test_orthogonal_initializers(shape):
 def test_what_no_sample_tells():
     unseen = lambda: jnp.cumsum(jax.random.normal(KEY, (64, 64)), axis=0)  # noqa: E731
     init = lambda: {"w": unseen(), "v": jax.random.normal(KEY, (64,))}  # noqa: E731
-    measured = traced(init).stds()
+    measured = traced_init(init).stds()
     assert (measured["w"].value, measured["w"].shape) == (None, (64, 64))
     assert measured["v"].value == pytest.approx(
         1, rel=1e-3

@@ -19,7 +19,7 @@ from depthmup.report import figures, interactive, page, panels, words
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import flat, from_config
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import SCHEMA
 from tests import browser, tiny
@@ -52,7 +52,7 @@ def sweep(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plotted(sweep):
     study, _, curves, workdir = sweep
-    trials = interactive.trials(curves, study, LearningCurves(workdir), "python main.py")
+    trials = interactive.clicked_trials(curves, study, LearningCurves(workdir), "python main.py")
     keys = trials.pop("keys")
     return keys, trials, interactive.plots(panels.pictures(curves, trials=keys))
 
@@ -61,7 +61,7 @@ def settings_from(words):
     """The settings of a command line, as main.py reads them."""
     before = set(flags.FLAGS)
     try:
-        command.parse(["main.py", *words])
+        command.parse_command(["main.py", *words])
         return from_config(flags.FLAGS.config)
     finally:
         for name in set(flags.FLAGS) - before:
@@ -110,7 +110,7 @@ def test_the_band_the_star_and_the_edge(sweep, plotted):
     """Both pictures have them: they are drawn of the same marks."""
     _, _, curves, _ = sweep
     plot = plotted[2]["loss_over_depth"]
-    drawn = figures.loss_curves(curves).axes
+    drawn = figures.loss_figure(curves).axes
     for i, c in enumerate(curves):
         edges = 0
         for j, size in enumerate(c.result.values):
@@ -174,8 +174,8 @@ def test_the_command_of_a_trial_is_that_of_the_trial():
     axes = "parameterization.alpha = 0.5, 0.75; model.norm = none, layer; data.batch_size = 32, 64; clip = None, 2.5"
     study = tiny.study(**{**GRID, "sweep__depths": (2, 4)}, sweep__axes=axes, model__use_bias=True,
                        data__augment__scale=(0.5, 1.0), loss="mse", data__data_dir="/a b/$c'd")  # fmt: skip
-    rows, of_key = planted(study), {trial.key: trial for trial in trials(study)}
-    shown = interactive.trials(judge(rows, study), study, LearningCurves(Path("nowhere")), "x")
+    rows, of_key = planted(study), {trial.key: trial for trial in grid_trials(study)}
+    shown = interactive.clicked_trials(judge(rows, study), study, LearningCurves(Path("nowhere")), "x")
     assert len(shown["keys"]) == len(of_key)
     for i in range(0, len(of_key), 97):
         program, verb, *words = command_of(shown, i)
@@ -225,7 +225,7 @@ def written(sweep, folder, variant=""):
     study, rows, curves, workdir = sweep
     (folder / "groups").symlink_to(workdir / "groups")
     curves = [dataclasses.replace(c, variant=variant) for c in curves]
-    return page.write(curves, rows, study, folder, f"python main.py sweep --config='{variant}'")
+    return page.write_report(curves, rows, study, folder, f"python main.py sweep --config='{variant}'")
 
 
 def test_names_that_contain_html_are_data(sweep, tmp_path):

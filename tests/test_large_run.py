@@ -98,7 +98,7 @@ def test_rates_under_a_batch_rule():
 def test_the_block_of_the_report(tmp_path):
     study = tiny.study(**GRID)
     rows = planted(study)
-    text = page.write(judge(rows, study), rows, study, tmp_path, "").read_text()
+    text = page.write_report(judge(rows, study), rows, study, tmp_path, "").read_text()
     assert "<h2>The large run</h2>" in text
     assert "225 trainings at 5 sizes, sgd, depth_mup, linear, digits, width 16, depth 3 to 24" in text
     assert (tmp_path / "large_run.png").read_bytes().startswith(b"\x89PNG")
@@ -118,5 +118,5 @@ def test_rows_that_allow_no_law(tmp_path, monkeypatch):
 
     monkeypatch.setattr(large_run, "scaling_law", refuses)
     rows = planted(study)
-    text = page.write(judge(rows, study), rows, study, tmp_path, "").read_text()
+    text = page.write_report(judge(rows, study), rows, study, tmp_path, "").read_text()
     assert "No law over all sizes: no &lt;law&gt;." in text

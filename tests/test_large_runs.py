@@ -130,7 +130,7 @@ def test_a_part_ends_in_time_and_goes_on(tmp_path, monkeypatch):
         (workdir / large_runs.FOLDER).mkdir(parents=True)
         return {"validation_loss": 1.0 + (trial.octave - BEST) ** 2, "diverged": False}
 
-    monkeypatch.setattr(large_runs, "train", train)
+    monkeypatch.setattr(large_runs, "train_network", train)
     rows = tmp_path / "rows.parquet"
     left = large_runs.part(TINY, rows, tmp_path, 8)
     assert len(read(rows)) == 2

@@ -134,7 +134,7 @@ def test_rows_are_those_of_the_target(tmp_path, capsys):
     """Of several optimizers that of the target; its sizes are those that it names."""
     rows = table(optimizer="adam", steps=1) + table(optimizer="sgd", steps=1)
     path = write(tmp_path / "runs.csv", rows)
-    assert law.run("depthmup", ["law", path]) == 2
+    assert law.run_law("depthmup", ["law", path]) == 2
     assert "the rows have 2 values of optimizer" in capsys.readouterr().err
     columns, names = law._columns(path, {}, {"tokens": 1e10, "optimizer": "SGD"})
     assert names == {
@@ -175,11 +175,11 @@ def test_an_accuracy_is_maximized(tmp_path, capsys):
     rows = [{**row, "acc": 1 - row["val_loss"] / 10} for row in table()]
     path = write(tmp_path / "runs.csv", [{name: v for name, v in row.items() if name != "val_loss"} for row in rows])
     target = "--target=N=6.4e7,D=1.6e10"
-    assert law.run("depthmup", ["law", path, target]) == 0
+    assert law.run_law("depthmup", ["law", path, target]) == 0
     by_accuracy = float(capsys.readouterr().out.split()[2])
-    assert law.run("depthmup", ["law", write(tmp_path / "losses.csv", table()), target]) == 0
+    assert law.run_law("depthmup", ["law", write(tmp_path / "losses.csv", table()), target]) == 0
     assert by_accuracy == pytest.approx(float(capsys.readouterr().out.split()[2]), rel=0.3)
-    assert law.run("depthmup", ["law", path, target, "--columns=acc:loss"]) == 2
+    assert law.run_law("depthmup", ["law", path, target, "--columns=acc:loss"]) == 2
     assert "acc looks like an accuracy, whose largest value is best: acc:accuracy" in capsys.readouterr().err
 
 
@@ -201,7 +201,7 @@ def test_an_accuracy_is_maximized(tmp_path, capsys):
 )  # fmt: skip
 def test_mistakes_are_one_line(words, message, tmp_path, capsys):
     path = write(tmp_path / "runs.csv", table(eval_loss=1.0))
-    assert law.run("depthmup", ["law", *(word.replace("RUNS", path) for word in words)]) == 2
+    assert law.run_law("depthmup", ["law", *(word.replace("RUNS", path) for word in words)]) == 2
     done = capsys.readouterr()
     assert done.out == ""
     assert done.err.startswith("error: ")
@@ -210,7 +210,7 @@ def test_mistakes_are_one_line(words, message, tmp_path, capsys):
 
 
 def test_the_help(capsys):
-    assert law.run("depthmup", ["law", "--help"]) == 0
+    assert law.run_law("depthmup", ["law", "--help"]) == 0
     assert capsys.readouterr().out.startswith("depthmup law TABLE.csv [FLAGS]: say which learning rate")
 
 

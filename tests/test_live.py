@@ -81,7 +81,7 @@ def test_the_page_follows_the_sweep(rows, progress, tmp_path, monkeypatch):
     report.stop()
     assert "stopped; the same command goes on" in path.read_text()
     table, judged = finished(rows, study)
-    page.write(judge(table, judged), table, judged, tmp_path, "")
+    page.write_report(judge(table, judged), table, judged, tmp_path, "")
     text = re.sub(r"<(script|style).*?</\1>", "", path.read_text(), flags=re.DOTALL)
     assert "progress" not in text
     assert "refresh" not in text
@@ -95,7 +95,7 @@ def test_writing_takes_a_small_share_of_the_time(rows, progress, tmp_path, monke
         written.append(now[0])
         now[0] += 2.0  # seconds
 
-    monkeypatch.setattr(page, "write", write)
+    monkeypatch.setattr(page, "write_report", write)
     report = live.LiveReport(tiny.study(**GRID), tmp_path, "")
     while now[0] < 1000:
         report({}, progress)

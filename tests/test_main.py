@@ -69,7 +69,7 @@ def call(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
         try:
             with pytest.raises(SystemExit) as left:
-                command.main(command.parse(sys.argv), "python main.py")
+                command.main(command.parse_command(sys.argv), "python main.py")
         finally:
             for name in set(flags.FLAGS) - before:
                 delattr(flags.FLAGS, name)
@@ -92,17 +92,17 @@ def test_help_needs_no_jax(words):
 
 
 def test_the_help_has_all_verbs_and_configs():
-    lines = cli_flags.text("main.py", []).splitlines()
+    lines = cli_flags.help_text("main.py", []).splitlines()
     for name, verb in cli_flags.VERBS.items():
         assert f"  {name:9}  {verb.does}" in lines
     named = {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "}
-    assert named == {*cli_flags.VERBS, *find_config.names()}
+    assert named == {*cli_flags.VERBS, *find_config.config_names()}
     assert list(cli_flags.VERBS) == [*verbs.VERBS, "law"]  # which needs no config
 
 
 @pytest.mark.parametrize("verb", cli_flags.VERBS)
 def test_the_help_of_a_verb_has_its_flags_alone(verb):
-    *_, example = lines = cli_flags.text("main.py", [verb, "--help"]).splitlines()
+    *_, example = lines = cli_flags.help_text("main.py", [verb, "--help"]).splitlines()
     assert lines[0].endswith(f": {cli_flags.VERBS[verb].does}")
     named = {line.split("--")[1].split("=")[0].split()[0] for line in lines if line.startswith("  --")}
     taken = {name for name, flag in cli_flags.FLAGS.items() if verb in flag.verbs}

@@ -13,13 +13,13 @@ from jax.tree_util import DictKey, GetAttrKey
 from configs import text_gpt
 from depthmup.cli import verbs
 from depthmup.plan import plan
-from depthmup.plan.program import DoesNotFit, Program, collectives
+from depthmup.plan.program import CompiledProgram, DoesNotFit, collectives
 from depthmup.settings import ParallelSettings, SettingsError, from_config, put
 from depthmup.train import BatchOverDevices, StateOverDevices, TrialLoop
 from depthmup.train.build import batches_of, hyper_of, task_of
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import part_of_state
-from depthmup.train.run import loop_of, train
+from depthmup.train.run import loop_of, train_network
 from depthmup.training_settings import Recipe
 from depthmup.trials.engine import train as sweep
 from depthmup.trials.estimate import at_once
@@ -227,7 +227,7 @@ def test_meshes_that_cannot_be():
             loop_of(tiny.settings(**mesh(f"fsdp={size}")))
     assert loop_of(tiny.settings(**mesh("fsdp=4", parallel__devices=4))).placement.mesh.shape["fsdp"] == 4
     with pytest.raises(SettingsError, match=r"60 cannot be split evenly over 8 devices .* devices by parallel.mesh"):
-        train(tiny.settings(**mesh("data=2,fsdp=4", data__batch_size=60)))
+        train_network(tiny.settings(**mesh("data=2,fsdp=4", data__batch_size=60)))
     with pytest.raises(SettingsError, match="is of 4 devices, and there are 8"):
         sweep(tiny.settings(**mesh("fsdp=4")), "unused", progress=False)
     with pytest.raises(ValueError, match="unknown axis of the mesh 'fdsp'; did you mean 'fsdp'"):
@@ -263,7 +263,7 @@ def fake(beside, room):
         state, examples = planning.bytes_of(arguments[0]), split[0]
         if state + beside * examples > room:
             raise DoesNotFit(f"needs {state + beside * examples} of {room}")
-        return Program(state, 0, 0, beside * examples, 0, {}, 1.0)
+        return CompiledProgram(state, 0, 0, beside * examples, 0, {}, 1.0)
 
     return compiled
 
@@ -299,7 +299,7 @@ def test_a_plan_names_the_mesh(monkeypatch, capsys):
     monkeypatch.setattr(planning, "compiled", fake(room, room // 2))
     with pytest.raises(SettingsError, match="over fsdp=8: one of its examples does not fit cpu"):
         plan(s)
-    monkeypatch.setattr(planning, "compiled", lambda function, arguments: Program(1, 0, 0, 0, 0, {}, 1.0))
+    monkeypatch.setattr(planning, "compiled", lambda function, arguments: CompiledProgram(1, 0, 0, 0, 0, {}, 1.0))
     result = plan(s)
     assert (result.fits, result.mesh) == (True, "")
 

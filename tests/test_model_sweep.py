@@ -20,9 +20,9 @@ from depthmup.train.build import batches_of, task_of
 from depthmup.train.drive import drive
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError, read_settings
-from depthmup.trials.engine import checked
+from depthmup.trials.engine import checked_trials
 from depthmup.trials.group import GroupHooks
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from depthmup.tune.model_sweep import study_of
 from tests import tiny
 from tests.test_forward import OffsetNorm
@@ -239,7 +239,7 @@ def test_a_program_serves_all_parameterizations(whole):
     """Their factors are traced: where the shapes of all factors are equal, there is one program for each shape."""
     _, result, _, _ = whole
     programs = {}
-    for trial in trials(result.study):
+    for trial in grid_trials(result.study):
         programs.setdefault(trial.point.program, set()).add((trial.point.depth, trial.point.parameterization))
     assert sorted(map(sorted, programs.values())) == [
         [(1, "depth_mup"), (1, "sp")],
@@ -318,9 +318,9 @@ def test_swept_hyperparameters_of_named_optimizers():
     """One that is no number is compiled in; one that an optimizer lacks is no argument of it."""
     options = {"steps": 5, "learning_rates": RATES, "widths": (), "depths": (1,)}
     nesterov = study_of(setup(), loss, batches, **options, optimizer="momentum", nesterov=(False, True))
-    assert [trial.point.task.options["nesterov"] for trial in trials(nesterov)][:: 3 * len(RATES)] == [False, True]
+    assert [trial.point.task.options["nesterov"] for trial in grid_trials(nesterov)][:: 3 * len(RATES)] == [False, True]
     both = study_of(setup(), loss, batches, **options, optimizer=("momentum", "adamw"), momentum=(0.8, 0.9))
-    assert len(checked(both)) == 3 * 3 * len(RATES)
+    assert len(checked_trials(both)) == 3 * 3 * len(RATES)
 
 
 def test_held_out_batches_judge():

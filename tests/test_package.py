@@ -80,8 +80,8 @@ def test_infinite_depth_names_its_extra(monkeypatch):
 
 
 def test_names_are_those_of_the_shipped_configs():
-    assert set(find_config.names()) == CONFIGS
-    for name in find_config.names():
+    assert set(find_config.config_names()) == CONFIGS
+    for name in find_config.config_names():
         assert find_config.find(name) == str(ROOT / "configs" / f"{name}.py")
     assert find_config.find("default:vit") == str(ROOT / "configs" / "default.py:vit")
 

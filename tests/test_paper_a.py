@@ -15,7 +15,7 @@ from depthmup.fit.verdict import Need
 from depthmup.report.curves import judge
 from depthmup.settings import LEARNING_RATE, column, from_config
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from depthmup.trials.verdicts import DepthLaws, TransferCurve
 from experiments import output, published
 from experiments.figures import command, figure, page
@@ -80,7 +80,7 @@ def test_demo_settings(name):
     assert settings.data.name == "folder"
     assert settings.sweep.seeds >= 3
     assert len(settings.sweep.depths) >= 4
-    assert len(trials(ConfigStudy(settings))) <= settings.sweep.max_trials
+    assert len(grid_trials(ConfigStudy(settings))) <= settings.sweep.max_trials
 
 
 def curve(name, axis, result):
@@ -289,7 +289,7 @@ def planted(name, best, floor=lambda row: 1.0, early=lambda row: 2.0):
     study, rng, rows = ConfigStudy(settings, classes=10), np.random.default_rng(0), []
     names = ["optimizer", "parameterization", "width", "depth", "learning_rate", "seed"]
     followed = [axis.key for axis in study.axes if len(axis.values) > 4 and axis.key != LEARNING_RATE]
-    for trial in trials(study):
+    for trial in grid_trials(study):
         row = {column(key): value for key, value in trial.leaves.items()}
         x = row[column(followed[0])] if followed else row["learning_rate"]
         x = 1 - x if followed == ["optimizer.momentum"] else x

@@ -16,7 +16,7 @@ from depthmup.report.curves import judge
 from depthmup.settings import from_config
 from depthmup.train.build import steps_of
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.plan import grid_points, shapes, trials
+from depthmup.trials.plan import grid_points, grid_trials, shapes
 from experiments import output, patches_folder, published
 from experiments.figures import command, page
 from experiments.output import AGREES, DISAGREES, NOT_RUN, UNDECIDED
@@ -161,7 +161,7 @@ def test_demo_settings(name):
         assert settings.data.batch_size == (32 if name == "plain_batch" else 128)
     if name != "full_depth_mup":
         assert (settings.parameterization.name, settings.parameterization.lr_depth) == ("am_mup", 0.0)
-    assert len(trials(study)) <= sweep.max_trials
+    assert len(grid_trials(study)) <= sweep.max_trials
 
 
 def test_lengths():

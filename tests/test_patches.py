@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from depthmup.data import builders, patches
-from depthmup.data.dataset import checked
+from depthmup.data.dataset import checked_dataset
 
 ENCODED = {"image": tfds.decode.SkipDecoding()}
 
@@ -43,7 +43,7 @@ def test_sizes_and_balance():
 
 
 def test_load():
-    dataset = patches.load()
+    dataset = patches.load_patches()
     for split, (images, labels) in patches.generate().items():
         assert getattr(dataset, split).inputs is images
         assert getattr(dataset, split).labels is labels
@@ -51,7 +51,7 @@ def test_load():
         values = patches.generate()["train"][0][..., channel]
         np.testing.assert_allclose(dataset.mean[channel], values.mean(), rtol=1e-9)
         np.testing.assert_allclose(dataset.std[channel], values.std(), rtol=1e-9)
-    assert checked(dataset).names == patches.NAMES
+    assert checked_dataset(dataset).names == patches.NAMES
 
 
 def covered(where):
@@ -233,7 +233,7 @@ def test_a_bad_tiny_imagenet_is_refused(name, tmp_path):
 
 
 def test_smaller_images_are_means_of_squares():
-    whole, half = patches.load(), patches.load(16)
+    whole, half = patches.load_patches(), patches.load_patches(16)
     assert half.shape == (16, 16, 3)
     assert half.train.inputs.dtype == np.uint8
     squares = whole.validation.inputs[:5].astype(float).reshape(5, 16, 2, 16, 2, 3).mean(axis=(2, 4))
@@ -242,4 +242,4 @@ def test_smaller_images_are_means_of_squares():
     np.testing.assert_allclose(half.mean, whole.mean, atol=0.5)
     assert (half.std < whole.std).all()
     with pytest.raises(ValueError, match="patches are 32x32, of which 12 is no divisor"):
-        patches.load(12)
+        patches.load_patches(12)

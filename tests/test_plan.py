@@ -13,12 +13,12 @@ from depthmup.cli import verbs
 from depthmup.data.images import TFDS
 from depthmup.plan import plan
 from depthmup.plan.plan import largest
-from depthmup.plan.program import DoesNotFit, Program, collectives
+from depthmup.plan.program import CompiledProgram, DoesNotFit, collectives
 from depthmup.settings import SettingsError, from_config
 from depthmup.train.chips import SLICES, check_slice, chip_of
 from depthmup.train.run import loop_of
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.engine import checked
+from depthmup.trials.engine import checked_trials
 from tests import tiny
 
 module = importlib.import_module("depthmup.plan.plan")
@@ -80,7 +80,7 @@ def test_a_plan_of_a_sweep(share):
     s = tiny.settings(parallel__wrapper="jit", parallel__devices_per_trial=share)
     result = plan(s, of_sweep=True)
     study = ConfigStudy(s)
-    trials = checked(study)
+    trials = checked_trials(study)
     dear = [t for t in trials if t.point.depth == max(t.point.depth for t in trials)]
     assert (result.unit, result.devices) == ("trials", len(jax.devices()))
     assert result.asked == -(
@@ -103,7 +103,7 @@ def fake(memory, room=None):
         each = arguments[2][0].shape[-1]
         if room and memory(each) > room:
             raise DoesNotFit(f"needs {memory(each)} of {room}")
-        return Program(memory(each), 0, 0, 0, 0, {"all-reduce": (1, 3_000_000)}, 1.0)
+        return CompiledProgram(memory(each), 0, 0, 0, 0, {"all-reduce": (1, 3_000_000)}, 1.0)
 
     return compiled
 
@@ -127,7 +127,7 @@ def test_what_does_not_fit(monkeypatch, capsys):
 
 def test_memory():
     """What the results take over from the arguments counts once."""
-    assert Program(10, 8, 9, 5, 1, {}, 1.0).memory == 10 + (9 - 8) + 5 + 1
+    assert CompiledProgram(10, 8, 9, 5, 1, {}, 1.0).memory == 10 + (9 - 8) + 5 + 1
 
 
 def test_how_many_fit():

@@ -17,7 +17,7 @@ from depthmup.fit import chain_path_sum
 from depthmup.measure import sharpness
 from depthmup.models import MODELS
 from depthmup.report import page
-from depthmup.report.calibration import FILE, calibrations, key
+from depthmup.report.calibration import FILE, calibration_key, calibrations
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import Quantity, SettingsError, from_config, put
@@ -27,7 +27,7 @@ from depthmup.train.quantities import QUANTITIES
 from depthmup.train.stop import Stopped
 from depthmup.trials.group import Runner, hypers_of
 from depthmup.trials.history import History
-from depthmup.trials.plan import grouped, trials
+from depthmup.trials.plan import grid_trials, grouped
 from tests import tiny
 
 GRID = {
@@ -190,8 +190,8 @@ def test_in_every_layout():
 def test_a_kept_program_knows_what_it_measures():
     study = tiny.study(**GRID)
     runner = Runner()
-    first = runner.loop(grouped(study, trials(study), lambda program: 2)[0])
-    again = runner.loop(grouped(study, trials(study), lambda program: 2)[0])
+    first = runner.loop(grouped(study, grid_trials(study), lambda program: 2)[0])
+    again = runner.loop(grouped(study, grid_trials(study), lambda program: 2)[0])
     other = runner.loop(tiny.groups(2, **GRID, sweep__measure=("updates",))[0])
     assert first is again is not other
 
@@ -202,7 +202,7 @@ def test_pictures_over_training(measured, tmp_path):
     shutil.copytree(table.attrs["workdir"], workdir)
     trials = pandas.DataFrame(rows.values())
     curves = judge(trials, study)
-    page.write(curves, trials, study, workdir, "")
+    page.write_report(curves, trials, study, workdir, "")
     names = {f"{quantity}_over_depth" for quantity in ("updates", "sharpness", "kernels")}
     assert names <= {path.stem for path in workdir.glob("*.png")}
     carried = curves[0].carried(2)
@@ -213,7 +213,7 @@ def test_pictures_over_training(measured, tmp_path):
     np.testing.assert_array_equal(values[1, -1], one.sort_values("layer")["value"])
     with open(next((workdir / "groups").glob("*.parquet")), "r+b") as file:  # cut off by a power cut
         file.truncate(100)
-    assert page.write(curves, trials, study, workdir, "").exists()
+    assert page.write_report(curves, trials, study, workdir, "").exists()
 
 
 def test_losses_of_a_history():
@@ -228,7 +228,7 @@ def test_calibrations_are_kept(tmp_path, capsys):
     study = tiny.study()
     points = [study.point({"model.depth": depth}) for depth in (2, 4)]
     first = calibrations(study, points, tmp_path)
-    assert [len(first[key(study, point)].per_layer) for point in points] == [3, 5]
+    assert [len(first[calibration_key(study, point)].per_layer) for point in points] == [3, 5]
     assert (tmp_path / FILE).exists()
     again = calibrations(study, points, tmp_path)
     assert all(np.array_equal(first[name].per_seed, again[name].per_seed) for name in first)
@@ -244,8 +244,13 @@ def test_calibrations_are_kept(tmp_path, capsys):
         again = calibrations(study, points, tmp_path)
         assert f"{tmp_path / FILE} is damaged: it is made anew" in capsys.readouterr().out
         assert all(np.array_equal(first[name].per_seed, again[name].per_seed) for name in first)
-    names = [key(study, study.point({"model.depth": 2, **more})) for more in ({}, {"optimizer.learning_rate": 1.0})]
-    assert names[0] == names[1] != key(study, study.point({"model.depth": 2, "parameterization.gamma0": 2.0}))
+    names = [
+        calibration_key(study, study.point({"model.depth": 2, **more}))
+        for more in ({}, {"optimizer.learning_rate": 1.0})
+    ]
+    assert (
+        names[0] == names[1] != calibration_key(study, study.point({"model.depth": 2, "parameterization.gamma0": 2.0}))
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from depthmup.losses import LOSSES
-from depthmup.schedules import SCHEDULES, multiplier
+from depthmup.schedules import SCHEDULES, schedule_multiplier
 from depthmup.train import Task
 from depthmup.train.build import batches_of, examples, hyper_of, task_of
 from depthmup.train.divergence import NEVER
@@ -26,7 +26,10 @@ STEPS = 40
 def test_schedules(name):
     recipe = Recipe(schedule=name)
     values = np.array(
-        [multiplier(recipe.schedule, jnp.int32(step), jnp.int32(STEPS), jnp.int32(10)) for step in range(STEPS + 1)]
+        [
+            schedule_multiplier(recipe.schedule, jnp.int32(step), jnp.int32(STEPS), jnp.int32(10))
+            for step in range(STEPS + 1)
+        ]
     )
     np.testing.assert_allclose(values[:10], np.arange(1, 11) / 10, rtol=1e-6)
     progress = np.arange(31) / 30
@@ -38,7 +41,7 @@ def test_schedules(name):
 
 def test_a_warm_up_of_one_step_and_of_the_whole_training():
     one, whole = (
-        [multiplier("linear", jnp.int32(step), jnp.int32(STEPS), jnp.int32(warmup)) for step in range(STEPS)]
+        [schedule_multiplier("linear", jnp.int32(step), jnp.int32(STEPS), jnp.int32(warmup)) for step in range(STEPS)]
         for warmup in (1, STEPS)
     )
     assert one[:2] == [1.0, 1.0]

@@ -17,7 +17,7 @@ from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
 from depthmup.trials.adaptive import Search
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import SCHEMA
 from tests import tiny
@@ -40,7 +40,7 @@ def planted(study, optimum=None, noise=0.01):
         return -1.0 + SLOPES[point.parameterization] * math.log2(point.depth / 3)
 
     rng, rows = np.random.default_rng(0), []
-    for trial in trials(study):
+    for trial in grid_trials(study):
         x = math.log2(trial.learning_rate) - (optimum or at)(trial.point)
         loss = 0.1 * math.exp(0.1 * x * x + noise * rng.normal())
         columns = {column(key): value for key, value in trial.leaves.items()}
@@ -74,7 +74,7 @@ def updates(study, slope):
     calibrated = {}
     for point in curves_along_depth(study).values():
         s = np.full((3, point.depth + 1), float(point.depth) ** (-2 * slope))
-        calibrated[calibration.key(study, point)] = MaximalUpdate(s, np.sqrt(s))
+        calibrated[calibration.calibration_key(study, point)] = MaximalUpdate(s, np.sqrt(s))
     return calibrated
 
 
@@ -180,7 +180,7 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
                           "sweep__log2_learning_rates": {"momentum": (-4.0, 1.0)}, "sweep__per_octave": 1},
                        sweep__axes=axes)  # fmt: skip
     rng, rows = np.random.default_rng(0), []
-    for trial in trials(study):
+    for trial in grid_trials(study):
         leaves, depth = trial.leaves, math.log2(trial.point.depth / 2)
         x = math.log2(trial.learning_rate) + 1 + depth  # best at 1/2 at the smallest size
         # Its optimum doubles with depth, and is 1 at that learning rate and size.
@@ -210,7 +210,7 @@ def test_the_line_of_chance():
     curves = judge(rows, study)
 
     def lines(chance):
-        panel = figures.loss_curves([dataclasses.replace(c, chance=chance) for c in curves]).axes[0]
+        panel = figures.loss_figure([dataclasses.replace(c, chance=chance) for c in curves]).axes[0]
         return [line for line in panel.lines if set(line.get_ydata()) == {chance}]
 
     assert len(lines(2.5)) == 1
@@ -227,7 +227,7 @@ def test_the_page(judged, tmp_path):
     loss = (ends[trial] + np.exp(-step / 8)).astype(np.float32)
     add(store, rows, trial, step, loss)
     curves = [dataclasses.replace(c, variant="<script>alert(1)</script>") for c in curves]
-    text = page.write(curves, rows, study, tmp_path, "main.py sweep --config='<b>'").read_text()
+    text = page.write_report(curves, rows, study, tmp_path, "main.py sweep --config='<b>'").read_text()
     text, _, _ = text.rpartition("<script>")  # what follows is Plotly
     names = {"loss_over_depth", "optimum_over_depth", "curves_over_depth"}
     assert {path.stem for path in tmp_path.glob("*.png")} == names
@@ -258,7 +258,7 @@ def test_the_page_begins_with_the_answer(judged, tmp_path):
     )
     (none,) = words.bottom_line([c for c in curves if c.name == "mup"])
     assert none == "For sgd no learning rate is known to be right at all larger sizes."
-    text = page.write(curves, rows, study, tmp_path, "python main.py sweep").read_text()
+    text = page.write_report(curves, rows, study, tmp_path, "python main.py sweep").read_text()
     assert html.escape(line) in text
     assert text.index(html.escape(line)) < text.index("<h2>")
     assert f"{len(rows)} trainings of 3 seeds; written 20" in text
@@ -281,7 +281,7 @@ def test_the_loss_over_training(judged, tmp_path):
 
 def test_rows_alone_make_a_report(judged, tmp_path):
     study, rows, curves = judged
-    assert page.write(curves, rows, study, tmp_path, "").exists()
+    assert page.write_report(curves, rows, study, tmp_path, "").exists()
     assert not (tmp_path / "curves_over_depth.png").exists()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs import default
-from depthmup.cli.write_config import default_config, page
+from depthmup.cli.write_config import default_config, settings_page
 from depthmup.models import MODELS
 from depthmup.settings import (
     NOT_AT_THE_START,
@@ -28,7 +28,9 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    ("path", "text"), [("configs/default.py", default_config), ("docs/settings.md", page)], ids=["config", "docs"]
+    ("path", "text"),
+    [("configs/default.py", default_config), ("docs/settings.md", settings_page)],
+    ids=["config", "docs"],
 )
 def test_written_from_the_declarations(path, text):
     assert (ROOT / path).read_text() == text(), f"{path} is not what `make configs` writes"

@@ -24,7 +24,7 @@ HYPERPARAMETERS = {"weight_decay", "mask"}.union(*optim.OPTIONS.values())
 
 
 def test_types_of_a_sweep_are_what_it_takes():
-    taken = keywords(model_sweep.study_of, model_sweep.sweep) | HYPERPARAMETERS
+    taken = keywords(model_sweep.study_of, model_sweep.sweep_model) | HYPERPARAMETERS
     assert SweepOptions.__annotations__.keys() == taken - keywords(Setup.sweep)
 
 

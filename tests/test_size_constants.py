@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import depthmup as dm
-from depthmup.reading.graph import traced
+from depthmup.reading.graph import traced_program
 from depthmup.reading.size_constants import constants_of_products
 from depthmup.rules.specs import leaves_of
 from tests.foreign.conditioned import T5Attention
@@ -274,6 +274,6 @@ def test_a_number_behind_a_sum_belongs_to_both_products():
         return jnp.exp((0.5 * q @ k.T + q @ r.T) * 0.25) * 3.0
 
     params = {name: jax.ShapeDtypeStruct((8, 4), jnp.float32) for name in "qkr"}
-    products = constants_of_products(traced(apply, params, (np.ones((6, 8), np.float32),)).closed, params)
+    products = constants_of_products(traced_program(apply, params, (np.ones((6, 8), np.float32),)).closed, params)
     values = [[constant.value for constant in products[number]] for number in sorted(products)]
     assert values == [[0.5], [], [], [0.5, 0.25], [0.25]]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from depthmup.measure.slope import Estimate, answer, estimate, fits, overall, reachable, stages
+from depthmup.measure.slope import SlopeEstimate, answer, estimate, fits, overall, reachable, stages
 
 DEPTHS = (4, 8, 16, 32, 64)
 L = np.array(DEPTHS)
@@ -98,7 +98,7 @@ def test_intervals_are_students_and_bonferronis():
     stderr = slopes.std(ddof=1) / 2
     np.testing.assert_allclose(estimate(slopes), [0.25, 0.25 - 3.1824 * stderr, 0.25 + 3.1824 * stderr], rtol=1e-4)
     assert estimate(slopes, looks=2, tests=5).high == pytest.approx(0.25 + 7.4533 * stderr, rel=1e-4)
-    assert estimate(slopes[:1]) == Estimate(0.1, -math.inf, math.inf)
+    assert estimate(slopes[:1]) == SlopeEstimate(0.1, -math.inf, math.inf)
 
 
 def test_only_not_ok_is_corrected_for_the_number_of_slopes():

@@ -6,13 +6,13 @@ import pytest
 
 from depthmup.settings import SettingsError, from_config
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.plan import shapes, trials
+from depthmup.trials.plan import grid_trials, shapes
 from tests import tiny
 
 
 def test_a_trial_is_its_point_at_a_learning_rate_and_a_seed():
     """Its key is that of all of them; its hyperparameters are those of its settings."""
-    every = trials(tiny.study())
+    every = grid_trials(tiny.study())
     for trial in (every[0], every[-1]):
         settings = trial.point.at(trial.learning_rate, trial.seed)
         leaves = {"optimizer.learning_rate": settings.optimizer.learning_rate, "seed": settings.seed}
@@ -38,8 +38,8 @@ def test_a_study_of_some_sizes():
     study = tiny.study(sweep__depths=(2, 4, 8), sweep__widths=(8, 16, 32))
     part = study.sized({"width": [16, 32], "depth": [2, 8]})
     assert sorted(tuple(at.values()) for at in shapes(part)) == [(16, 2), (16, 8), (32, 2)]
-    keys = {trial.key for trial in trials(study)}
-    assert {trial.key for trial in trials(part)} < keys
+    keys = {trial.key for trial in grid_trials(study)}
+    assert {trial.key for trial in grid_trials(part)} < keys
 
 
 def test_rows_are_judged_without_the_data(monkeypatch):

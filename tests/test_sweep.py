@@ -21,7 +21,7 @@ from depthmup.train.workdir import WorkdirError
 from depthmup.trials.engine import train
 from depthmup.trials.group import GroupCheckpoints, Runner
 from depthmup.trials.history import History
-from depthmup.trials.plan import Group, combinations, count, grouped, learning_rates, sizes, trials
+from depthmup.trials.plan import Group, combinations, grid_trials, grouped, learning_rates, sizes, trial_count
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import SCHEMA
 from tests import tiny
@@ -73,14 +73,14 @@ def test_plan():
     in_order = dict.fromkeys((point.width, point.depth) for point, _ in combinations(study))
     assert list(in_order) == [(8, 2), (16, 2), (16, 4)]
     assert learning_rates(study, "sgd") == (2**-4, 2**-3, 2**-2, 2**-1, 1, 2)
-    plan = trials(study)
+    plan = grid_trials(study)
     assert (
         len({t.key for t in plan}) == len(plan) == 3 * 2 * 3 * 6 * 2
     )  # shapes, optimizers, parameterizations, LRs, seeds
     groups = grouped(study, plan, lambda program: 20)
     assert [len(group.trials) for group in groups] == [20, 16] * 6  # one program per shape and optimizer
     assert [trial for group in groups for trial in group.trials] == plan
-    assert {trial.seed for trial in trials(tiny.study(seed=3))} == {3, 4}
+    assert {trial.seed for trial in grid_trials(tiny.study(seed=3))} == {3, 4}
     assert [axis for axis, _ in sizes(study)] == ["depth", "width"]
     assert [axis for axis, _ in sizes(tiny.study(sweep__depths=(2,)))] == ["width"]
 
@@ -94,7 +94,7 @@ def test_the_wrapper_is_the_configs():
 def test_every_row_has_every_setting(finished):
     _, rows = finished
     study = tiny.study()
-    assert [row["key"] for row in rows] == [trial.key for trial in trials(study)]
+    assert [row["key"] for row in rows] == [trial.key for trial in grid_trials(study)]
     expected = {"key", "schema", "steps", *(column(key) for key in flat(study.settings))}
     assert len(expected) == 3 + len(flat(study.settings))  # no two settings have one name
     expected |= {"last_loss", "mean_loss", "environment"}
@@ -107,11 +107,11 @@ def test_every_row_has_every_setting(finished):
 
 def test_a_key_is_all_of_the_settings():
     """Another value of anything that decides a training is another key, of anything else the same."""
-    first = trials(tiny.study())[0].key
+    first = grid_trials(tiny.study())[0].key
     others = {"label_noise": 0.1, "data__seed": 1, "model__norm": "layer", "optimizer__momentum": 0.5, "epochs": 1.0}
-    assert len({first, *(trials(tiny.study(**{k: v}))[0].key for k, v in others.items())}) == 1 + len(others)
+    assert len({first, *(grid_trials(tiny.study(**{k: v}))[0].key for k, v in others.items())}) == 1 + len(others)
     same = {"log_every": 3, "data__workers": 4, "data__data_dir": "/x", "sweep__seeds": 3, "checkpoint__every": "never"}
-    assert {first} == {trials(tiny.study(**{k: v}))[0].key for k, v in same.items()}
+    assert {first} == {grid_trials(tiny.study(**{k: v}))[0].key for k, v in same.items()}
 
 
 def test_load(finished):
@@ -255,7 +255,7 @@ def test_another_hyperparameter_at_one_learning_rate(tmp_path):
         sweep__widths=(),
         epochs=1.0,
     )
-    assert len(trials(study)) == 7 * 2 * 2
+    assert len(grid_trials(study)) == 7 * 2 * 2
     sweep.run(study, tmp_path, progress=False)
     (curve,) = judge(sweep.load(tmp_path), study)
     assert (curve.hyperparameter, len(curve.result.learning_rates[0])) == ("gamma0", 7)
@@ -263,7 +263,7 @@ def test_another_hyperparameter_at_one_learning_rate(tmp_path):
     assert not (tmp_path / "loss_over_depth.png").exists()
     few = tiny.study(sweep__axes="optimizer.learning_rate = 0.25; parameterization.gamma0 = 1, 2")
     with pytest.raises(SettingsError, match=r"needs 5 values or more for an optimum, unless another traced number"):
-        trials(few)
+        grid_trials(few)
 
 
 def test_axes_of_the_config(tmp_path):
@@ -271,10 +271,10 @@ def test_axes_of_the_config(tmp_path):
     axes = "parameterization.gamma0 = 0.5, 1; epochs = 0.25, 0.5; label_noise = 0, 0.5"
     grid = dict(sweep__parameterizations=("mup",), sweep__optimizers=("sgd",), sweep__widths=(), sweep__seeds=1)
     study, more = tiny.study(sweep__axes=axes, **grid), tiny.study(sweep__axes=f"{axes}; model.norm=none,layer", **grid)
-    plan = trials(study)
+    plan = grid_trials(study)
     assert len(plan) == 2 * 6 * 2**3
     assert len(grouped(study, plan, lambda program: 100)) == 2 * 2  # depths, and noise or none
-    assert len(grouped(more, trials(more), lambda program: 100)) == 2 * 2 * 2
+    assert len(grouped(more, grid_trials(more), lambda program: 100)) == 2 * 2 * 2
     rows = run(study, tmp_path)
     table = sweep.load(tmp_path)
     assert table.groupby(["gamma0", "epochs", "label_noise", "depth"]).size().tolist() == [6] * 2**4
@@ -289,7 +289,7 @@ def test_axes_of_the_config(tmp_path):
     assert curves[0].name in page.verdict_table(curves)
     alone = next(t for t in plan if t.point.leaves["epochs"] == 0.25 and t.point.leaves["label_noise"] == 0)
     first = tiny.study(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))
-    assert alone.key in {trial.key for trial in trials(first)}
+    assert alone.key in {trial.key for trial in grid_trials(first)}
 
 
 def test_the_best_of_one_shape(finished, tmp_path):
@@ -300,7 +300,7 @@ def test_the_best_of_one_shape(finished, tmp_path):
     single = table[(table.width == 8) & (table.depth == 2)]
     assert judge(single, study) == []
     text = page.best_table(single, study)
-    assert text in html.unescape(page.write([], single, study, tmp_path, "").read_text())
+    assert text in html.unescape(page.write_report([], single, study, tmp_path, "").read_text())
     of_sgd = single[(single.optimizer == "sgd") & (single.parameterization == "mup")]
     mean = of_sgd.groupby("learning_rate").loss.mean()
     line = next(line for line in text.splitlines() if line.startswith("sgd mup"))
@@ -310,7 +310,7 @@ def test_the_best_of_one_shape(finished, tmp_path):
 def test_report(finished, tmp_path):
     table, study = pandas.DataFrame(finished[1]), tiny.study()
     curves = judge(table, study)
-    path = page.write(curves, table, study, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
+    path = page.write_report(curves, table, study, tmp_path, "main.py sweep --workdir='<script>alert(1)</script>'")
     names = {"loss_over_depth", "loss_over_width", "optimum_over_depth", "optimum_over_width", "large_run"}
     for name in names:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -357,18 +357,18 @@ def test_report_without_any_optimum(tmp_path):
             "loss": 2.0 - t.learning_rate / 10,
             "diverged": False,
         }
-        for t in trials(study)
+        for t in grid_trials(study)
     ]
     table = pandas.DataFrame(rows)
     curves = judge(table, study)
     assert {c.result.verdict for c in curves} == {"undecided"}
     reason = "undecided: depth 2 has no best learning rate: at the upper edge of the grid"
     assert f"sgd sp: {reason}" in words.answers(curves).splitlines()
-    assert page.write(curves, table, study, tmp_path, "").exists()
+    assert page.write_report(curves, table, study, tmp_path, "").exists()
 
 
 def test_settings_of_one_parameterization_are_not_given_to_others():
-    plan = trials(tiny.study(parameterization__name="am_mup", parameterization__lr_depth=-1.0,
+    plan = grid_trials(tiny.study(parameterization__name="am_mup", parameterization__lr_depth=-1.0,
                                 sweep__parameterizations=("am_mup", "sp"), sweep__optimizers=("sgd",)))  # fmt: skip
     assert {t.point.parameterization: t.point.leaves["parameterization.lr_depth"] for t in plan} == {
         "am_mup": -1.0,
@@ -431,7 +431,7 @@ def test_losses_that_are_swept_have_their_own_chance():
             "loss": 0.3 + abs(math.log2(t.learning_rate) + 2),
             "diverged": False,
         }
-        for t in trials(study)
+        for t in grid_trials(study)
     ]
     chances = {c.variant: c.chance for c in judge(pandas.DataFrame(rows), study)}
     assert chances == {"loss_function cross_entropy": math.log(10), "loss_function mse": 0.5}
@@ -439,7 +439,7 @@ def test_losses_that_are_swept_have_their_own_chance():
 
 def test_alpha_is_not_given_to_those_without_one():
     """Else sp and mup would be depth-scaled under their own names."""
-    plan = trials(tiny.study(parameterization__alpha=1.0))
+    plan = grid_trials(tiny.study(parameterization__alpha=1.0))
     assert {t.point.parameterization: t.point.leaves["parameterization.alpha"] for t in plan} == {
         "sp": None,
         "mup": None,
@@ -516,11 +516,11 @@ def test_what_cannot_be_run(overrides, options, message, tmp_path):
 def test_count(overrides):
     """Of the plan's trials, each once, without making them."""
     study = tiny.study(**overrides)
-    assert count(study) == len(trials(study))
+    assert trial_count(study) == len(grid_trials(study))
 
 
 def test_a_large_plan_is_refused_before_its_trials_are_made(monkeypatch, tmp_path):
-    monkeypatch.setattr("depthmup.trials.engine.trials", lambda study: pytest.fail("trials are made"))
+    monkeypatch.setattr("depthmup.trials.engine.grid_trials", lambda study: pytest.fail("trials are made"))
     study = tiny.study(sweep__seeds=1_000_000)
     for refused in (lambda: run(study, tmp_path), lambda: sweep.cost(study)):
         with pytest.raises(SettingsError, match=r"would have 108,000,000 trials, more than sweep.max_trials = 20,000"):

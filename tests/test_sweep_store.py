@@ -16,7 +16,7 @@ from depthmup.train.workdir import WorkdirError
 from depthmup.trials.claims import Claims
 from depthmup.trials.engine import train
 from depthmup.trials.group import Runner
-from depthmup.trials.plan import grouped, part, trials
+from depthmup.trials.plan import grid_trials, grouped, part
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import SCHEMA
 from tests import tiny
@@ -240,7 +240,7 @@ def test_two_sweeps_that_open_a_new_workdir_at_once(tmp_path, monkeypatch):
 def test_claims(opened, tmp_path):
     """What one process is at no other takes, whatever its groups are, until it is done or gone."""
     study = tiny.study(**ONE)
-    plan = trials(study)
+    plan = grid_trials(study)
     groups, others = (grouped(study, plan, lambda program, size=size: size) for size in (10, 16))
     first_store, second_store = opened(tmp_path), opened(tmp_path)
     first, second = Claims(first_store, tmp_path), Claims(second_store, tmp_path)
@@ -267,7 +267,7 @@ def test_claims(opened, tmp_path):
 def test_parts_are_the_plan(count):
     """All of it, once, in parts as equal as can be, of every program and so of every shape."""
     study = tiny.study()
-    plan = trials(study)
+    plan = grid_trials(study)
     parts = [part(study, plan, i, count) for i in range(count)]
     assert sorted(t.key for share in parts for t in share) == sorted(t.key for t in plan)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1

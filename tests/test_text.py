@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import default, text_gpt
-from depthmup.data import NONE, Batches, Split, checked, load, text
+from depthmup.data import NONE, Batches, Split, checked_dataset, load, text
 from depthmup.models import GPT
 from depthmup.settings import SettingsError, flat, from_config, put
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
@@ -58,9 +58,9 @@ def test_windows(corpus):
 
 def test_an_evaluation_is_of_so_many_bytes(corpus, monkeypatch):
     monkeypatch.setattr(text, "HELD_OUT", 45)
-    held_out = text.load(str(corpus), CONTEXT).validation
+    held_out = text.load_text(str(corpus), CONTEXT).validation
     assert held_out.inputs.shape == (4, CONTEXT)
-    batches = Batches(text.load(str(corpus), CONTEXT), 8)
+    batches = Batches(text.load_text(str(corpus), CONTEXT), 8)
     assert batches.train_evaluated == 80
     monkeypatch.setattr("depthmup.data.pipeline.TRAIN_EVALUATED", 100)
     assert batches.train_evaluated == 100 // CONTEXT
@@ -75,12 +75,12 @@ def test_a_folder_is_its_files_in_the_order_of_their_paths(tmp_path):
 
 
 def test_the_digest_changes_with_a_byte(corpus, tmp_path):
-    before = text.load(str(corpus)).digest
+    before = text.load_text(str(corpus)).digest
     copy = tmp_path / "elsewhere.txt"
     copy.write_bytes(corpus.read_bytes())
-    assert text.load(str(copy)).digest == before
+    assert text.load_text(str(copy)).digest == before
     copy.write_bytes(corpus.read_bytes()[:-1] + b"!")
-    assert text.load(str(copy)).digest != before
+    assert text.load_text(str(copy)).digest != before
     settings = put(from_config(text_gpt.get_config()), {"data.data_dir": str(corpus), "data.batch_size": 2})
     assert identity_of_data(settings) == {"files of data.data_dir": before}
 
@@ -120,7 +120,7 @@ def test_tokens_and_images_are_not_exchanged(corpus):
     with pytest.raises(ValueError, match=r"data.augment changes images, and these examples are tokens"):
         Batches(dataset, 8, augment=dataclasses.replace(NONE, flip=True))
     with pytest.raises(ValueError, match=r"train split: labels of an example must be \(9,\), got \(\)"):
-        checked(dataset._replace(train=Split(dataset.train.inputs, dataset.train.labels[:, 0])))
+        checked_dataset(dataset._replace(train=Split(dataset.train.inputs, dataset.train.labels[:, 0])))
     settings = from_config(text_gpt.get_config())
     with pytest.raises(SettingsError, match=r"model.name=gpt takes tokens, and data.name=digits has images"):
         task_of(put(settings, {"data.name": "digits", "data.context": None}))

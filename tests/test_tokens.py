@@ -13,8 +13,8 @@ import pytest
 
 from depthmup.data import Batches, load, tokens
 from depthmup.data.batches import shuffled
-from depthmup.data.prepare_tokens import prepare, text_files
-from depthmup.data.python_sources import PACKAGES, Sources, checked, folder, sources
+from depthmup.data.prepare_tokens import text_files, write_tokens
+from depthmup.data.python_sources import PACKAGES, PackageSources, checked_files, sources, tokens_folder
 from tests.test_main import assert_one_line, call  # noqa: F401 - call is a fixture
 
 ROOT = Path(__file__).parent.parent
@@ -112,7 +112,7 @@ def test_an_evaluation_is_of_so_many_tokens(data, monkeypatch):
     """Fewer examples of more tokens; the first of a fixed random order, so of the whole file."""
     monkeypatch.setattr(tokens, "HELD_OUT", 35)
     monkeypatch.setattr("depthmup.data.pipeline.EVALUATION_TOKENS", 20)
-    dataset = tokens.load(str(data), CONTEXT)
+    dataset = tokens.load_tokens(str(data), CONTEXT)
     assert dataset.validation.examples == 5
     sizes = [len(inputs) for inputs, _ in Batches(dataset, BATCH).evaluated(dataset.validation)]
     assert sizes == [3, 3]
@@ -142,7 +142,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     with pytest.raises(
         ValueError, match=r"too many tokens to look for the largest: set data.vocabulary to their number"
     ):
-        tokens.load(str(tmp_path), 1024)
+        tokens.load_tokens(str(tmp_path), 1024)
     (tmp_path / "tokens.json").write_text('{"dtype": "uint32", "vocabulary": 300}')
     dataset = load("tokens", str(tmp_path), context=1024)
     assert (dataset.classes, dataset.train.examples) == (300, 2**21 - 1)
@@ -162,13 +162,13 @@ def test_types_and_heads_of_files(data):
         head = np.zeros(256, np.int32)
         head[:3] = 20240520, 1, len(values)
         (data / name).write_bytes(head.tobytes() + values.tobytes())
-    headed = tokens.load(str(data), CONTEXT)
+    headed = tokens.load_tokens(str(data), CONTEXT)
     assert headed.train.examples == 72
     assert whole(headed.train.read(np.array([42]))).tolist() == [list(range(1000, 1008))]
     for name in ("train_000.bin", "train_001.bin", "val.bin"):
         nano(data / name, range(100_000, 100_200), np.uint32)
     (data / "tokens.json").write_text('{"dtype": "uint32"}')
-    wide = tokens.load(str(data), CONTEXT)
+    wide = tokens.load_tokens(str(data), CONTEXT)
     assert wide.classes == 100_224
     assert whole(wide.train.read(np.array([1]))).tolist() == [list(range(100_007, 100_015))]
 
@@ -263,7 +263,7 @@ def joined(out):
 def test_prepared_bytes(texts, tmp_path, monkeypatch):
     """All bytes of each content once, an end behind each; in pieces as whole; a sidecar knows its files."""
     monkeypatch.setattr("depthmup.data.prepare_tokens.PIECE", 100)
-    about = prepare(text_files([texts]), tmp_path / "out")
+    about = write_tokens(text_files([texts]), tmp_path / "out")
     contents = sorted(bytes(joined(tmp_path / "out").astype(np.uint8)).decode().split("\0"))
     assert contents == ["", TEXTS["a.txt"], TEXTS["b/c.md"]]
     assert about["text_files"] == 2
@@ -273,14 +273,14 @@ def test_prepared_bytes(texts, tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"t", "out"}  # nothing half-made beside it
     assert load("tokens", str(tmp_path / "out"), context=8).classes == 256
     with pytest.raises(ValueError, match="out is there already: remove it, or give another --out"):
-        prepare(text_files([texts]), tmp_path / "out")
+        write_tokens(text_files([texts]), tmp_path / "out")
     swapped = np.fromfile(tmp_path / "out" / "val.bin", np.uint16)[::-1]
     swapped.tofile(tmp_path / "out" / "val.bin")
     with pytest.raises(ValueError, match=r"tokens.json describes another val.bin, of \d+ tokens; the file has \d+"):
-        tokens.load(str(tmp_path / "out"))
+        tokens.load_tokens(str(tmp_path / "out"))
     (tmp_path / "out" / "val.bin").rename(tmp_path / "out" / "val2.bin")
     with pytest.raises(ValueError, match=r"tokens.json lists val.bin, which is not there: make the folder anew"):
-        tokens.load(str(tmp_path / "out"))
+        tokens.load_tokens(str(tmp_path / "out"))
 
 
 def test_prepared_by_a_tokenizer(tmp_path):
@@ -293,7 +293,7 @@ def test_prepared_by_a_tokenizer(tmp_path):
     )
     threads = {**os.environ, "RAYON_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", program, tmp_path / "one"], cwd=ROOT, env=threads, check=True)
-    about = prepare(files, tmp_path / "out", train_vocabulary=600)
+    about = write_tokens(files, tmp_path / "out", train_vocabulary=600)
     assert json.loads((tmp_path / "one" / "tokens.json").read_text()) == about
     assert (tmp_path / "one" / "tokenizer.json").read_text() == (tmp_path / "out" / "tokenizer.json").read_text()
     loaded = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
@@ -305,9 +305,9 @@ def test_prepared_by_a_tokenizer(tmp_path):
     assert "".join(sorted("".join(pieces))) == "".join(
         sorted("".join(f.read_text() for f in files).replace("<|endoftext|>", ""))
     )
-    again = prepare(files, tmp_path / "again", tokenizer=str(tmp_path / "out" / "tokenizer.json"))
+    again = write_tokens(files, tmp_path / "again", tokenizer=str(tmp_path / "out" / "tokenizer.json"))
     assert again["files"] == about["files"]
-    without = prepare(files, tmp_path / "without", str(tmp_path / "out" / "tokenizer.json"), end_of_text="")
+    without = write_tokens(files, tmp_path / "without", str(tmp_path / "out" / "tokenizer.json"), end_of_text="")
     assert len(joined(tmp_path / "without")) == len(whole_text) - len(files)
     assert without["end_of_text"] is None
     assert load("tokens", str(tmp_path / "out")).classes == 600
@@ -352,7 +352,7 @@ def test_the_corpus_is_the_pinned_one(tmp_path, monkeypatch):
     pinned = tomllib.loads(python_sources._pins().read_text())
     packages = pinned["packages"]
     assert set(packages) == set(PACKAGES)
-    assert len(checked(packages)) == sum(package["files"] for package in packages.values())
+    assert len(checked_files(packages)) == sum(package["files"] for package in packages.values())
     assert sum(package["bytes"] for package in packages.values()) > 10**8
     assert all(package["licence"] not in ("", "unknown") for package in packages.values())
 
@@ -369,7 +369,7 @@ def test_the_corpus_is_the_pinned_one(tmp_path, monkeypatch):
         with pytest.raises(
             ValueError, match=f"data.name=tokens without data.data_dir needs the pinned packages: {message}"
         ):
-            checked(change)
+            checked_files(change)
 
     pytest.importorskip("tokenizers")
     monkeypatch.setattr(python_sources, "VOCABULARY", 400)
@@ -381,19 +381,19 @@ def test_the_corpus_is_the_pinned_one(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match=r"the tokens of the Python sources: the tokens are not the expected ones \(BPE\)"
     ):
-        folder()
+        tokens_folder()
     assert not list((tmp_path / "depthmup").iterdir())
     monkeypatch.setattr(python_sources, "tokens_digest", lambda about: "0", raising=True)
     monkeypatch.setattr("depthmup.data.prepare_tokens.tokens_digest", lambda about: "0")
-    made = folder()
-    monkeypatch.setattr(python_sources, "checked", None)
-    assert folder() == made
+    made = tokens_folder()
+    monkeypatch.setattr(python_sources, "checked_files", None)
+    assert tokens_folder() == made
     assert load("tokens", None, context=32).classes == 400
 
 
 def test_sources_leave_out_what_is_no_code():
     numpy = sources("numpy")
-    assert isinstance(numpy, Sources)
+    assert isinstance(numpy, PackageSources)
     assert not [path for path in numpy.files if path.suffix != ".py" or path.name == "__config__.py"]
 
 

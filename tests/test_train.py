@@ -12,7 +12,7 @@ from depthmup.train import Task, TrialLoop, TrialsOverDevices
 from depthmup.train.build import examples
 from depthmup.train.divergence import diverged
 from depthmup.training_settings import Recipe
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from tests import tiny
 
 KEYS = ("loss", "accuracy", "validation_loss", "test_accuracy", "diverged")
@@ -24,7 +24,7 @@ def groups():
     """{parameterization: its trials of one shape}: 22 each, two seeds of eleven learning rates."""
     study = tiny.study(sweep__log2_learning_rates={"sgd": (-4.0, 6.0), "adam": (-8.0, -3.0)})
     result = {}
-    for trial in trials(study):
+    for trial in grid_trials(study):
         if trial.point.depth == 4 and trial.point.optimizer == "sgd":
             result.setdefault(trial.point.parameterization, []).append(trial)
     return result

@@ -25,7 +25,7 @@ from depthmup.trials import group, remote
 from depthmup.trials.choices import CHOICES
 from depthmup.trials.engine import train
 from depthmup.trials.group import OutOfMemory
-from depthmup.trials.plan import combinations, trials
+from depthmup.trials.plan import combinations, grid_trials
 from depthmup.trials.seconds import Seconds, Timing
 from depthmup.trials.store import Finished, Store, load
 from depthmup.trials.study import Size, Trial, judged_value
@@ -117,7 +117,7 @@ class Planted:
         monkeypatch.setattr(search, "train", self.train)
         monkeypatch.setattr(Seconds, "measure", self.measure)
         monkeypatch.setattr(Seconds, "training", lambda seconds, size: seconds_of(size))
-        monkeypatch.setattr(search.page, "write", self.write)
+        monkeypatch.setattr(search.page, "write_report", self.write)
 
     def write(self, *arguments, course):
         self.course = course
@@ -183,7 +183,7 @@ def test_it_finds_the_rate_of_a_planted_law_and_says_what_it_spent(m, monkeypatc
 
 def test_the_report_has_the_answer_first(m, monkeypatch, tmp_path):
     """Also where no size has enough rates for a verdict."""
-    write, planted = search.page.write, Planted(monkeypatch)
+    write, planted = search.page.write_report, Planted(monkeypatch)
     result = tune(m, tmp_path, tolerance=10.0)
     html = write([], result.rows, result.study, tmp_path, "m.tune", course=planted.course).read_text()
     assert html.index("<h1>Which learning rate does the large run want?") < html.index("Target: width 64")
@@ -279,7 +279,7 @@ DECAYS = {"hyperparameter": "weight_decay", "weight_decay": 0.1}
 @pytest.mark.parametrize(("when", "of"), [("timed", {}), ("trained", DECAYS)])
 def test_workers_of_an_executor_train_the_sizes_of_a_stage_at_once(when, of, m, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(fit, "design", largest)
-    monkeypatch.setattr(search.page, "write", lambda *arguments, course: None)
+    monkeypatch.setattr(search.page, "write_report", lambda *arguments, course: None)
     workers = OnWorkers(monkeypatch, 16, when)
     options = {**of, "budget": 400, "tolerance": 1e-4, "progress": True}
     with ThreadPoolExecutor(3) as executor:
@@ -363,7 +363,7 @@ def test_a_model_that_diverges_at_every_rate(m, monkeypatch, tmp_path):
 
 
 def test_another_hyperparameter_at_the_rates_of_a_tune(m, monkeypatch, tmp_path, capsys):
-    write, target = search.page.write, Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET})
+    write, target = search.page.write_report, Size(**{"width": WIDTH, "depth": DEPTH, "batch_size": 16, **TARGET})
     planted, options = Planted(monkeypatch, design=fit.design), {"budget": "1min", "tolerance": 1e-4}
     rates = tune(m, tmp_path / "rates", **options)
     decays = {"hyperparameter": "weight_decay", "weight_decay": 0.1, "learning_rate": rates, **options}
@@ -401,7 +401,7 @@ def test_an_average_has_a_law_of_what_is_lacking_to_1(m, monkeypatch):
 def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     """Trained by the engine; a sweep in the workdir has nothing left to train, and its rows count for a tune."""
     monkeypatch.setattr(fit, "design", largest)
-    monkeypatch.setattr(search.page, "write", lambda *arguments, course: None)
+    monkeypatch.setattr(search.page, "write_report", lambda *arguments, course: None)
     result = tune(m, tmp_path, target={"width": 64}, tolerance=10.0)
     assert set(result.rows["width"]) == {8, 16}
     rates = sorted(result.rows.loc[result.rows["width"] == 8, "learning_rate"])
@@ -419,7 +419,7 @@ def test_its_rows_are_those_of_a_sweep(m, monkeypatch, tmp_path):
     result = tune(m, tmp_path / "decays", target={"width": 64}, **decays)
     options = {"learning_rates": rates, "widths": (8, 16), "depths": (), "seeds": 1}
     study = study_of(m, loss, batches, steps=STEPS, weight_decay=sorted(set(result.rows["weight_decay"])), **options)
-    swept = {trial.key for trial in trials(study)}
+    swept = {trial.key for trial in grid_trials(study)}
     assert len(result.rows) == len(set(result.rows["key"]) & swept) > 5
 
 
@@ -451,9 +451,9 @@ COMMAND = "main.py tune --config=digits --target=width=64,epochs=10 --budget=2mi
 def test_a_config(monkeypatch, tmp_path, capsys):
     """From the rows of a sweep of it to the command of the large run."""
     planted, study = Planted(monkeypatch, design=fit.design), tiny.study(**CONFIG)
-    planted.train(study, tmp_path, chosen=trials(study))
+    planted.train(study, tmp_path, chosen=grid_trials(study))
     flags = {"target": "width=64,epochs=10", "budget": "1min", "tolerance": "0.01%"}
-    assert verbs.tune(study.settings, tmp_path, COMMAND, **flags) == 0
+    assert verbs.run_tune(study.settings, tmp_path, COMMAND, **flags) == 0
     assert [Size(*size) for size, _, _ in log(tmp_path)[0]["trials"]] == [
         study.base._replace(steps=2 * study.base.steps)
     ] * 3
@@ -469,7 +469,7 @@ def test_a_config(monkeypatch, tmp_path, capsys):
     assert shown["--config.epochs"] == "10.0"
     settings = put(study.settings, {"optimizer.weight_decay": 0.1})
     flags |= {"hyperparameter": "weight_decay", "tuned": str(tmp_path)}
-    assert verbs.tune(settings, tmp_path / "decays", COMMAND, **flags) == 0
+    assert verbs.run_tune(settings, tmp_path / "decays", COMMAND, **flags) == 0
     at_target = dict(flag.split("=", 1) for flag in capsys.readouterr().out.splitlines()[-2].split()[3:])
     rate = "--config.optimizer.learning_rate"
     assert float(at_target[rate]) == pytest.approx(float(shown[rate]), rel=0.01)
@@ -504,5 +504,5 @@ CONFIG_WRONG = {
 def test_bad_input_of_the_command_is_one_line(tmp_path, name):
     target, settings, message = CONFIG_WRONG[name]
     with pytest.raises(ValueError, match=message) as error:
-        verbs.tune(tiny.settings(**CONFIG | settings), tmp_path, COMMAND, target=target)
+        verbs.run_tune(tiny.settings(**CONFIG | settings), tmp_path, COMMAND, target=target)
     assert "\n" not in str(error.value)

@@ -15,10 +15,10 @@ from depthmup.settings import SettingsError, column
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import read_settings
 from depthmup.trials.adaptive import PARTS, Lattice, Search
-from depthmup.trials.config_study import from_identity
+from depthmup.trials.config_study import config_study_from
 from depthmup.trials.engine import train
 from depthmup.trials.group import Runner
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.until import decide, most, needed
 from depthmup.trials.verdicts import looks, seed_stages, variants
@@ -50,7 +50,7 @@ def drifts(point):
 
 def rounds(chosen, row_of, plan=()):
     """(what is decided at the end, all rows, the numbers of trials that each round added)."""
-    plan, added = plan or trials(chosen), []
+    plan, added = plan or grid_trials(chosen), []
     rows = {trial.key: row_of(trial) for trial in plan}
     while (decision := decide(plan, rows, chosen)).more:
         assert not {trial.key for trial in decision.more} & rows.keys()
@@ -76,15 +76,15 @@ def seeds_of(plan):
 def test_a_decided_sweep_adds_nothing():
     chosen = study()
     decision, _, added = rounds(chosen, lambda trial: planted(trial, noise=0.01))
-    assert (keys(decision.asked), decision.undecided, added) == (keys(trials(chosen)), [], [])
-    assert decide(trials(chosen), {t.key: planted(t, drifts) for t in trials(chosen)}, chosen).undecided
+    assert (keys(decision.asked), decision.undecided, added) == (keys(grid_trials(chosen)), [], [])
+    assert decide(grid_trials(chosen), {t.key: planted(t, drifts) for t in grid_trials(chosen)}, chosen).undecided
 
 
 def test_the_margin_decides():
     """What a value may cost is a setting of the sweep: with 90% of the loss no verdict is open."""
-    rows = {t.key: planted(t, drifts) for t in trials(study())}
+    rows = {t.key: planted(t, drifts) for t in grid_trials(study())}
     verdicts = [
-        len(decide(trials(study()), rows, study(sweep__margin=margin)).undecided) for margin in ("1 octave", "90%")
+        len(decide(grid_trials(study()), rows, study(sweep__margin=margin)).undecided) for margin in ("1 octave", "90%")
     ]
     assert verdicts == [1, 0]
 
@@ -119,11 +119,11 @@ def test_interrupted_anywhere_it_asks_for_the_same(seed, adaptive):
         search = Search(chosen)
         while adaptive and (more := search.next_trials(rows)):
             rows |= {trial.key: row_of(trial) for trial in more}
-        return search.evaluated(rows) if adaptive else trials(chosen)
+        return search.evaluated(rows) if adaptive else grid_trials(chosen)
 
     whole, _, added = rounds(chosen, row_of, plan({}))
     assert len(added) > 1
-    others = trials(study(**options, sweep__seeds=12))
+    others = grid_trials(study(**options, sweep__seeds=12))
     rows = {others[i].key: row_of(others[i]) for i in order.permutation(len(others))[: 100 * seed]}
     first = plan(rows)
     rows |= {trial.key: row_of(trial) for trial in first}
@@ -154,7 +154,7 @@ def test_a_grid_becomes_finer_and_wider():
 @pytest.fixture(scope="module")
 def result():
     chosen = study(sweep__parameterizations=("sp",))
-    return fit.transfer([planted(trial) for trial in trials(chosen)])
+    return fit.transfer([planted(trial) for trial in grid_trials(chosen)])
 
 
 def asked(result, seeds, *needs, lattice=True):
@@ -204,7 +204,7 @@ def test_a_bound_on_what_is_added():
     assert most(chosen) == 100
     chosen = study()
     assert sum(rounds(chosen, lambda trial: planted(trial, drifts))[2]) <= most(chosen)
-    assert 3 * len(trials(chosen)) < most(chosen) < 10 * len(trials(chosen))
+    assert 3 * len(grid_trials(chosen)) < most(chosen) < 10 * len(grid_trials(chosen))
     assert most(study(sweep__until="planned")) == 0
 
 
@@ -221,7 +221,7 @@ def test_verdicts_are_corrected_for_all_looks():
     chosen = study()
     assert (seed_stages(chosen), looks(chosen)) == (STAGES, 5)
     assert looks(study(sweep__until="planned")) == 1
-    rows = [planted(trial, drifts) for trial in trials(chosen)]
+    rows = [planted(trial, drifts) for trial in grid_trials(chosen)]
     sp_rows = [row for row in rows if row["parameterization"] == "sp"]
     results = [judge(pandas.DataFrame(rows), s)[0].result for s in (chosen, study(sweep__until="planned"))]
     expected = [fit.transfer(sp_rows, cap=math.log(10), looks=looks) for looks in (5, 1)]
@@ -238,14 +238,14 @@ def test_another_hyperparameter_gets_seeds():
         return -3.0 - math.log2(point.leaves["parameterization.gamma0"]) - 0.5 * math.log2(point.depth / 2)
 
     decision, _, added = rounds(chosen, lambda trial: planted(trial, optimum))
-    gamma0 = {t.point.leaves["parameterization.gamma0"] for t in trials(chosen)}
+    gamma0 = {t.point.leaves["parameterization.gamma0"] for t in grid_trials(chosen)}
     assert added
     assert {t.point.leaves["parameterization.gamma0"] for t in decision.asked} == gamma0
     assert str(decision.undecided[0]) == "sgd depth_mup gamma0 depth"
 
 
 def test_a_running_report_has_the_last_verdicts():
-    chosen, plan = study(), trials(study())
+    chosen, plan = study(), grid_trials(study())
     _, rows, added = rounds(chosen, lambda trial: planted(trial, drifts))
     assert [len(finished(dict(list(rows.items())[:n]), chosen)[0]) for n in (len(plan), len(plan) + 1)] == [
         len(plan),
@@ -259,7 +259,7 @@ def test_a_running_report_has_the_last_verdicts():
 
 def test_what_a_workdir_keeps():
     for swept in (study(sweep__until="planned"), study()):
-        assert from_identity(json.loads(json.dumps(swept.identity))).sweep == swept.sweep
+        assert config_study_from(json.loads(json.dumps(swept.identity))).sweep == swept.sweep
 
 
 @pytest.mark.parametrize(
@@ -301,9 +301,9 @@ def test_trained_as_planted(alone):
     rows, page = alone
     chosen = trained()
     by_key = {row["key"]: row for row in rows}
-    decision = decide(trials(chosen), by_key, chosen)
+    decision = decide(grid_trials(chosen), by_key, chosen)
     assert [row["key"] for row in rows] == keys(decision.asked)
-    assert len(rows) > len(trials(chosen))
+    assert len(rows) > len(grid_trials(chosen))
     assert page.exists()
     table, _ = finished(by_key, chosen)
     assert len(list(variants(table, chosen))) == 1
@@ -317,7 +317,7 @@ def test_stopped_anywhere_the_rows_are_the_same(alone, tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         return train_group(*arguments)
 
-    assert len(train(trained(sweep__until="planned"), tmp_path, progress=False)) == len(trials(trained()))
+    assert len(train(trained(sweep__until="planned"), tmp_path, progress=False)) == len(grid_trials(trained()))
     monkeypatch.setattr(Runner, "train", train_one)
     stops = 0
     while True:
@@ -332,7 +332,7 @@ def test_stopped_anywhere_the_rows_are_the_same(alone, tmp_path, monkeypatch):
 
 def test_parts_train_the_plan_and_the_whole_goes_on(alone, tmp_path):
     parts = [train(trained(), tmp_path, shard=(i, 2), progress=False) for i in range(2)]
-    assert len(parts[1]) == len(trials(trained()))
+    assert len(parts[1]) == len(grid_trials(trained()))
     assert train(trained(), tmp_path, progress=False) == alone[0]
 
 
@@ -352,7 +352,7 @@ def test_adaptive(tmp_path):
 def test_what_it_says(alone, tmp_path, capsys):
     """Where the plan is there: what is undecided, what follows and how long it takes, and how it ends."""
     rows, page = alone
-    chosen, plan = trained(), len(trials(trained()))
+    chosen, plan = trained(), len(grid_trials(trained()))
     assert f"up to {most(chosen)} more trials until verdicts are decided" in sweep.cost(chosen)
     store = Store(tmp_path, read_settings(page.parent))
     store.add([Finished(row) for row in rows[:plan]])
@@ -360,5 +360,5 @@ def test_what_it_says(alone, tmp_path, capsys):
     assert train(chosen, tmp_path) == rows
     lines = capsys.readouterr().out
     assert f"undecided so far: sgd sp depth; {len(rows) - plan} more trials, about " in lines
-    undecided = decide(trials(chosen), {row["key"]: row for row in rows}, chosen).undecided
+    undecided = decide(grid_trials(chosen), {row["key"]: row for row in rows}, chosen).undecided
     assert ("undecided: sgd sp depth; sweep.max_seeds = 4 is reached" in lines) == bool(undecided)

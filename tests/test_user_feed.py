@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup.data.user_feed import Arrays, Streamed, Traced, digest_of, feed_of
+from depthmup.data.user_feed import Arrays, Streamed, TracedFeed, digest_of, feed_of
 
 X = np.arange(24, dtype=np.float32).reshape(12, 2)
 Y = np.arange(12, dtype=np.int32)
@@ -54,7 +54,7 @@ def test_a_traced_function_gives_its_own_batches():
     """Arrays that it closes over lie on the device and are no constants of the program."""
     x, y = jnp.asarray(X), jnp.asarray(Y)
     feed = feed_of(lambda step: (x[step % 3 * 4 + jnp.arange(4)], y[step % 3 * 4 + jnp.arange(4)]), steps=5)
-    assert isinstance(feed, Traced)
+    assert isinstance(feed, TracedFeed)
     resident = feed.resident()
     assert sum(array.size for array in resident) >= X.size + Y.size
     program = jax.jit(lambda resident, step: feed.pick(resident, jnp.arange(4), step))

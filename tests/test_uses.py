@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup.reading.graph import traced, uses_of
+from depthmup.reading.graph import traced_program, uses_of
 
 H = np.ones((2, 6, 8), np.float32)  # (batch, tokens, width)
 TOKENS = np.zeros((2, 6), np.int32)
@@ -13,7 +13,7 @@ TOKENS = np.zeros((2, 6), np.int32)
 
 def uses(apply, *inputs, **shapes):
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    return uses_of(traced(lambda params, *values: apply(*values, **params), params, inputs), params)
+    return uses_of(traced_program(lambda params, *values: apply(*values, **params), params, inputs), params)
 
 
 def scanned(h, w):
@@ -130,7 +130,7 @@ def test_experts_that_see_the_same_input():
 
 def of_growing(apply, growing, **shapes):
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    return uses_of(traced(lambda params, h: apply(h, **params), params, (H,)), params, growing)
+    return uses_of(traced_program(lambda params, h: apply(h, **params), params, (H,)), params, growing)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_layer_of_learned_queries():
 def test_a_learned_state():
     shapes = {"first": (8,), "hidden": (8, 8)}
     params = {"w": {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}}
-    read = uses_of(traced(lambda params, h: from_learned_state(h, **params), params, (H,)), params)
+    read = uses_of(traced_program(lambda params, h: from_learned_state(h, **params), params, (H,)), params)
     assert read.axes == {"w/hidden": "io"}
 
 

@@ -183,7 +183,7 @@ def test_a_flag_that_is_given_again_replaces(monkeypatch):
     overrides = ["depths=(2,3)", "seeds=3", "depths=(4,)", "widths=(8,)", "widths=()", "seeds=5"]
     before = set(flags.FLAGS)
     try:
-        command.parse(["main.py", *(f"--config.sweep.{text}" for text in overrides)])
+        command.parse_command(["main.py", *(f"--config.sweep.{text}" for text in overrides)])
         swept = from_config(flags.FLAGS.config).sweep
     finally:
         for name in set(flags.FLAGS) - before:

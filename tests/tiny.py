@@ -3,7 +3,7 @@
 from configs import digits
 from depthmup.settings import from_config
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.plan import grouped, trials
+from depthmup.trials.plan import grid_trials, grouped
 
 OVERRIDES = {
     "model.width": 16,
@@ -40,4 +40,4 @@ def study(**overrides):
 def groups(size, **overrides):
     """All trials of the study in groups of `size`."""
     of = study(**overrides)
-    return grouped(of, trials(of), lambda program: size)
+    return grouped(of, grid_trials(of), lambda program: size)

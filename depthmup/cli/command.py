@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from depthmup.settings import Settings
 
 
-def parse(argv: Sequence[str]) -> Sequence[str]:
+def parse_command(argv: Sequence[str]) -> Sequence[str]:
     """Define and parse the flags; returns the other arguments. A mistake ends the command with one line.
 
     ml_collections reads a config file when its flag is defined.
@@ -225,12 +225,12 @@ def main(argv: Sequence[str], program: str) -> None:
     sys.exit(status)
 
 
-def run(program: str) -> NoReturn:
+def run_command(program: str) -> NoReturn:
     """Run the command and leave the process with its exit status. program: what the user typed before the verb."""
     if cli_flags.asks_for_help(sys.argv[1:]):
-        print(cli_flags.text(program, sys.argv[1:]))
+        print(cli_flags.help_text(program, sys.argv[1:]))
         sys.exit(0)
     logging.set_verbosity(logging.WARNING)
     # Orbax logs a failure four times, each with its traceback. `main` prints one line.
     logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)
-    app.run(functools.partial(main, program=program), flags_parser=parse)
+    app.run(functools.partial(main, program=program), flags_parser=parse_command)

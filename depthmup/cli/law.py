@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from depthmup import cli_flags, fit
 from depthmup.files import write_atomically
-from depthmup.fit.law_rows import AXES, CONDITIONS, is_accuracy, read
+from depthmup.fit.law_rows import AXES, CONDITIONS, is_accuracy, read_columns
 from depthmup.names import percent, unknown
-from depthmup.report.law import LargeRun, page
+from depthmup.report.law import LargeRun, law_page
 
 # What a column is: its name, and the names that other programs give it.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -44,10 +44,10 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def run(program: str, words: Sequence[str]) -> int:
+def run_law(program: str, words: Sequence[str]) -> int:
     """Print what the table of a call says, and write its page. The exit status: 2 for a mistake, in one line."""
     if cli_flags.asks_for_help(words):
-        print(cli_flags.text(program, words))
+        print(cli_flags.help_text(program, words))
         return 0
     try:
         call = _parsed(words)
@@ -63,7 +63,7 @@ def run(program: str, words: Sequence[str]) -> int:
             "columns:", ", ".join(f"{name} is {usual}" for usual, name in names.items() if name != usual) or "as named"
         )
         if call.report:
-            write_atomically(Path(call.report), page(large, f"{program} {shlex.join(words)}"))
+            write_atomically(Path(call.report), law_page(large, f"{program} {shlex.join(words)}"))
             print(f"report: {call.report}")
     except (ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
@@ -142,7 +142,7 @@ def _columns(
     """The columns of a table by the names of `NAMES`, of the rows whose conditions are those of the target; and the
     names that those have in the table. needed: besides the target's sizes; a table without a loss need not have the
     renamed columns."""
-    columns, chosen = read(table), dict(renamed)
+    columns, chosen = read_columns(table), dict(renamed)
     if "loss" not in needed:
         chosen = {name: usual for name, usual in chosen.items() if name in columns}
     for name, usual in chosen.items():

@@ -22,15 +22,15 @@ from depthmup.measure.maximal_update import AVERAGES, rates_by_rule
 from depthmup.measure.slope import NOT_OK, OK, UNDECIDED, overall
 from depthmup.names import unknown
 from depthmup.plan import plan
-from depthmup.reading.init_std import traced
+from depthmup.reading.init_std import traced_init
 from depthmup.report.grow import came_out, swept_settings
 from depthmup.rules import recommended
 from depthmup.rules.explain import Explanation, explain
 from depthmup.rules.optim import family_of
-from depthmup.schedules import multiplier
+from depthmup.schedules import schedule_multiplier
 from depthmup.settings import Settings, SettingsError, defaults, flat, from_config, keys
 from depthmup.train import run
-from depthmup.train.build import hyper_of, optimizer_of, run_of, task_of
+from depthmup.train.build import config_run, hyper_of, optimizer_of, task_of
 from depthmup.train.check import check_optimizer
 from depthmup.train.divergence import DIVERGED_ABOVE
 from depthmup.trials.executors import Flags, executor_of
@@ -39,16 +39,18 @@ from depthmup.tune.target import CONFIG_SIZES, TOLERANCE, tune_config
 EXPECTED = "expected.txt"  # in a workdir
 
 
-def train(settings: Settings, workdir: Path | None, command: str, profile: bool = False, expect: str = "") -> int:
+def run_training(
+    settings: Settings, workdir: Path | None, command: str, profile: bool = False, expect: str = ""
+) -> int:
     """Train one network: a sweep of one, by the same loop. Status 1 if it diverges.
 
     expect: "LOW,HIGH", the loss (of sweep.judge_by) that `grow` expects; the end says whether it came out inside, also
     in WORKDIR/expected.txt.
     """
     expected = _expected(expect)
-    metrics = run.train(settings, workdir, command, profile)
+    metrics = run.train_network(settings, workdir, command, profile)
     if jax.process_index() == 0:
-        print(run.in_words(metrics))
+        print(run.metrics_words(metrics))
         if expected:
             line = came_out(metrics, settings.sweep.judge_by, *expected)
             print(line)
@@ -76,7 +78,7 @@ def _expected(text: str) -> tuple[float, float] | None:
     return low, high
 
 
-def sweep(
+def run_sweep(
     settings: Settings,
     workdir: Path | None,
     command: str,
@@ -114,7 +116,7 @@ def _flags(executor: str, workers: int | None, scheduler: str, slurm: str, insec
     return Flags(executor, workers, scheduler, pairs("slurm", slurm, "=") or None, insecure)
 
 
-def tune(
+def run_tune(
     settings: Settings,
     workdir: Path | None,
     command: str,
@@ -154,7 +156,7 @@ def tune(
     return 1 if result.prediction is None else 0
 
 
-def check(settings: Settings, workdir: Path | None, command: str) -> int:
+def check_features(settings: Settings, workdir: Path | None, command: str) -> int:
     """Coordinate check for every optimizer of `settings.check`; status 0 for ok, 1 for not ok, 3 for undecided."""
     verdicts = []
     for name in settings.check.optimizers:
@@ -196,7 +198,7 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
         raise SettingsError(f"--step={step} must be from 0 to {int(hyper.steps) - 1}, the last step of this config")
 
     def schedule(step: int) -> Any:
-        share = multiplier(task.recipe.schedule, jnp.asarray(step), hyper.steps, hyper.warmup)
+        share = schedule_multiplier(task.recipe.schedule, jnp.asarray(step), hyper.steps, hyper.warmup)
         return optimizer["learning_rate"] * share
 
     table = explain(
@@ -207,14 +209,14 @@ def explanation(settings: Settings, step: int | None) -> Explanation:
         weight_decay=optimizer["weight_decay"],
         eps=optimizer["eps"],
         step=step,
-        stds={path: std.value for path, std in traced(lambda: task.init(hyper.arrays()).params).stds().items()},
+        stds={path: std.value for path, std in traced_init(lambda: task.init(hyper.arrays()).params).stds().items()},
     )
-    run, name = run_of(settings), settings.optimizer.name
+    run, name = config_run(settings), settings.optimizer.name
     notes = [run.words(name)] if run else []
     return dataclasses.replace(table, notes=[*table.notes, *notes, recommended.line(name, family_of(name))])
 
 
-def grow(
+def grow_network(
     settings: Settings,
     workdir: Path | None,
     command: str,
@@ -261,7 +263,7 @@ def _grown_command(command: str, before: Settings, of: sweeps.Grown) -> str:
     return changed(command, "grow", "train", replaced.__contains__, flags)
 
 
-def calibrate(
+def calibrate_rates(
     settings: Settings, workdir: Path | None, command: str, average: str = "arithmetic", depth: int | None = None
 ) -> int:
     """Print the maximal-update learning rate of the config's model, and what each rule makes of its learning rate.
@@ -319,20 +321,20 @@ def plan_machine(
     return int(not machine_plan.fits)
 
 
-def compare(settings: Settings, workdir: Path | None, command: str, folders: Sequence[str] = ()) -> int:
+def compare_sweeps(settings: Settings, workdir: Path | None, command: str, folders: Sequence[str] = ()) -> int:
     """Write a page that compares the sweeps in these folders. Of the config data.data_dir alone counts."""
     print(f"comparison: {sweeps.compare(folders, workdir, settings.data.data_dir)}")
     return 0
 
 
 VERBS: dict[str, Callable[..., int]] = {
-    "train": train,
-    "sweep": sweep,
-    "tune": tune,
-    "check": check,
-    "calibrate": calibrate,
+    "train": run_training,
+    "sweep": run_sweep,
+    "tune": run_tune,
+    "check": check_features,
+    "calibrate": calibrate_rates,
     "explain": explain_parameters,
-    "grow": grow,
+    "grow": grow_network,
     "plan": plan_machine,
-    "compare": compare,
+    "compare": compare_sweeps,
 }

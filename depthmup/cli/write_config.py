@@ -153,7 +153,7 @@ def _python(value: Any, kind: Any = None) -> str:
     return f"{value:_}" if type(value) is int else repr(value)
 
 
-def page() -> str:
+def settings_page() -> str:
     """The text of docs/settings.md: a table for each group of keys."""
     model = {"name": MODEL_NAME, **declared(Model)}
     groups = {"model": model} | {f"model, {family}": _own(kind) for family, kind in MODELS.items()}
@@ -189,4 +189,4 @@ def _values(k: Key) -> str:
 
 
 if __name__ == "__main__":
-    print(page() if sys.argv[1:] == ["docs"] else default_config(), end="")
+    print(settings_page() if sys.argv[1:] == ["docs"] else default_config(), end="")

@@ -8,29 +8,29 @@ from collections.abc import Callable
 from typing import Any
 
 from depthmup.data import digits, folder, images, patches, text, tokens
-from depthmup.data.dataset import Dataset, checked
+from depthmup.data.dataset import Dataset, checked_dataset
 from depthmup.names import unknown
 
 
 def _tokens(data_dir: str | None = None, context: int | None = None, vocabulary: int | None = None) -> Dataset:
-    """`tokens.load`; without a folder those of the Python sources, which are made if they are not there."""
-    from depthmup.data.python_sources import folder as python_sources
+    """`tokens.load_tokens`; without a folder those of the Python sources, which are made if they are not there."""
+    from depthmup.data.python_sources import tokens_folder as python_sources
 
-    return tokens.load(data_dir or str(python_sources()), context, vocabulary)
+    return tokens.load_tokens(data_dir or str(python_sources()), context, vocabulary)
 
 
 # The arguments of a function are the keys of config.data that its data set takes.
 CATALOG: dict[str, Callable[..., Dataset]] = {
-    "digits": digits.load,
-    "patches": patches.load,
-    "folder": folder.load,
-    "text": text.load,
+    "digits": digits.load_digits,
+    "patches": patches.load_patches,
+    "folder": folder.load_image_folder,
+    "text": text.load_text,
     "tokens": _tokens,
-    **{name: functools.partial(images.load, name) for name in images.TFDS},
+    **{name: functools.partial(images.load_tfds, name) for name in images.TFDS},
 }
 
 
-def names() -> tuple[str, ...]:
+def dataset_names() -> tuple[str, ...]:
     """The names of all data sets."""
     return tuple(CATALOG)
 
@@ -53,15 +53,15 @@ def load(
 
     Args:
       name: one of CATALOG, or blank: before a data set of TFDS (images.blank).
-      data_dir: the folder of images; the file or folder of text, None: NumPy's docstrings (text.load); the folder of
-        tokens (tokens.load), None: the Python sources of the pinned packages (python_sources.folder), made if they are
-        not there; or the folder of the TFDS data sets, None: ~/tensorflow_datasets.
+      data_dir: the folder of images; the file or folder of text, None: NumPy's docstrings (text.load_text); the folder
+        of tokens (tokens.load_tokens), None: the Python sources of the pinned packages (python_sources.tokens_folder),
+        made if they are not there; or the folder of the TFDS data sets, None: ~/tensorflow_datasets.
       image_size: side of the images in pixels, for patches, folders and data sets that do not fit in memory; None: the
         usual side.
       skip_corrupt: leave out records that cannot be read instead of raising.
       context: number of bytes in an example of text, of tokens in one of tokens; None: 64.
       verify: read every file of a folder of images, also those whose size, times and inode have not changed.
-      vocabulary: number of different tokens; None: what the folder says (tokens.load).
+      vocabulary: number of different tokens; None: what the folder says (tokens.load_tokens).
 
     Raises ValueError for an unknown name (the message has the nearest one and all), a data set that is not prepared
     (the message has the command that prepares it), or a bad split.
@@ -80,4 +80,4 @@ def load(
             raise ValueError(f"data.{key} is for {', '.join(others)}, not for {name}: leave it unset")
     # A sweep over data sets has one folder for all: one that takes none leaves it.
     values |= {"data_dir": data_dir, "skip_corrupt": skip_corrupt}
-    return checked(loader(**{key: values[key] for key in _takes(loader)}))
+    return checked_dataset(loader(**{key: values[key] for key in _takes(loader)}))

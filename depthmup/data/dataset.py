@@ -75,7 +75,7 @@ class Dataset(NamedTuple):
         return isinstance(self.train, Split)
 
 
-def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pixel_moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(mean, standard deviation) of each channel of images (examples, height, width, channels) uint8; (channels,) each,
     from counts of the 256 values."""
     values, channels = np.arange(256), images.shape[-1]
@@ -98,7 +98,7 @@ def note_left_out(split: str, count: int, of: str) -> None:
         print(f"{split}: left out {count} {of}", file=sys.stderr)
 
 
-def checked(dataset: Dataset) -> Dataset:
+def checked_dataset(dataset: Dataset) -> Dataset:
     """Returns the data set. Raises ValueError if a split is empty, has inputs or labels of another shape or inputs that
     are not finite, or has a label that is not the number of a class."""
     for name in ("train", "validation", "test"):

@@ -11,14 +11,14 @@ from depthmup.data.dataset import Dataset, Split
 SPLIT_SIZES = (1437, 180, 180)  # train, validation, test
 
 
-def load() -> Dataset:
+def load_digits() -> Dataset:
     """Images of 8x8x1 pixels with values 0..16, split by a fixed shuffle.
 
     The mean image and one standard deviation for all pixels normalize them, so that |x|^2 / D is about 1 for D pixels.
     """
-    from sklearn.datasets import load_digits
+    from sklearn import datasets
 
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     inputs = pixels[order].astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = labels[order].astype(np.int32)

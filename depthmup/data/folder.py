@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from depthmup.data import image_cache
-from depthmup.data.dataset import HINT, Dataset, Records, Split, moments, note_left_out
+from depthmup.data.dataset import HINT, Dataset, Records, Split, note_left_out, pixel_moments
 from depthmup.data.image_cache import Decoded
-from depthmup.data.image_files import LAYOUT, Files, FileState, hashed, listed, note_repeated
+from depthmup.data.image_files import LAYOUT, Files, FileState, hashed, listed_images, note_repeated
 from depthmup.data.images import in_memory
 from depthmup.files import CONTENTS, digest
 
@@ -27,7 +27,7 @@ GREY = ("1", "L", "LA", "La")  # Pillow's modes of grey images of at most 8 bits
 COLOUR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 
 
-def load(
+def load_image_folder(
     data_dir: str | None, image_size: int | None = None, skip_corrupt: bool = False, verify: bool = False
 ) -> Dataset:
     """The data set of the folder `data_dir`.
@@ -47,16 +47,16 @@ def load(
     if data_dir is None:
         raise ValueError(f"data.name=folder needs data.data_dir: {LAYOUT}")
     root = Path(data_dir).expanduser().resolve()
-    classes, splits, states = listed(root)
+    classes, splits, states = listed_images(root)
     path = image_cache.beside(root, image_size)
-    kept = image_cache.read(path, tuple(splits))
+    kept = image_cache.read_images(path, tuple(splits))
     hashes = hashed(root, states, {} if verify else kept.hashes)
     note_repeated(root, splits, hashes)
     key = [VERSION, image_size, skip_corrupt]
     same = kept.key == key and _contents(kept.hashes) == _contents(hashes)
     arrays = kept.arrays if same else _read(splits, image_size, skip_corrupt)
     if not same or kept.hashes != hashes:
-        image_cache.write(path, Decoded(key, hashes, arrays))
+        image_cache.write_images(path, Decoded(key, hashes, arrays))
     channels, size = (int(arrays[name]) for name in ("channels", "size"))
 
     def split(name: str) -> Split | Records:
@@ -129,7 +129,7 @@ def _read(splits: Mapping[str, Files], image_size: int | None, skip_corrupt: boo
         train = records["train"]
         order = np.random.default_rng(0).permutation(train.order)[:MOMENTS]
         sample = in_memory(train._replace(order=order), skip_corrupt).inputs
-    result["mean"], result["std"] = moments(result["train_inputs"] if fits_memory else sample)
+    result["mean"], result["std"] = pixel_moments(result["train_inputs"] if fits_memory else sample)
     return result
 
 

@@ -31,7 +31,7 @@ def beside(root: Path, image_size: int | None) -> Path:
     return root.with_name(f"{root.name}.{image_size or 'own-size'}.depthmup.npz")
 
 
-def read(path: Path, splits: tuple[str, ...]) -> Decoded:
+def read_images(path: Path, splits: tuple[str, ...]) -> Decoded:
     """What `write` has kept; `Decoded([], {}, {})` if there is no file, or a damaged one (zip files have checksums).
 
     Raises ValueError for a file that `write` did not write, since it would be overwritten.
@@ -56,7 +56,7 @@ def read(path: Path, splits: tuple[str, ...]) -> Decoded:
         return nothing
 
 
-def write(path: Path, decoded: Decoded) -> None:
+def write_images(path: Path, decoded: Decoded) -> None:
     """Keep the images: whole, or not at all, with a message."""
     about = {"key": decoded.key, "files": [[*state, content] for state, content in decoded.hashes.items()]}
     key = {KEY: np.frombuffer(json.dumps(about).encode(), np.uint8)}

@@ -56,11 +56,11 @@ class Files:
         return Files(self.root, [self.names[place] for place in places], self.labels[places])
 
 
-def listed(root: Path) -> tuple[tuple[str, ...], dict[str, Files], list[FileState]]:
+def listed_images(root: Path) -> tuple[tuple[str, ...], dict[str, Files], list[FileState]]:
     """(names of the classes, {split: its files}, the state of every file), all sorted. root: a real path.
 
     Missing splits are cut off the end of a fixed shuffle of the training files.
-    Raises ValueError as `folder.load` does.
+    Raises ValueError as `folder.load_image_folder` does.
     """
     folders = {"train": root / "train", "validation": root / "validation", "test": root / "test"}
     for folder in (*folders.values(), root / "val"):

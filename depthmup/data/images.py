@@ -14,7 +14,7 @@ import numpy as np
 from depthmup.data.dataset import CorruptRecord, Dataset, Records, Split, held_out, note_left_out
 
 
-class Source(NamedTuple):
+class TfdsSource(NamedTuple):
     """One data set of TFDS, or of our builders."""
 
     classes: int
@@ -34,10 +34,10 @@ IMAGENET: dict[str, Any] = dict(
     in_memory=False,
     examples=(1_281_167, 50_000),
 )
-TFDS: dict[str, Source] = {
-    "cifar10": Source(10, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "test", True, (50_000, 10_000)),
-    "cifar100": Source(100, 32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "test", True, (50_000, 10_000)),
-    "tiny_imagenet": Source(
+TFDS: dict[str, TfdsSource] = {
+    "cifar10": TfdsSource(10, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "test", True, (50_000, 10_000)),
+    "cifar100": TfdsSource(100, 32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "test", True, (50_000, 10_000)),
+    "tiny_imagenet": TfdsSource(
         200,
         64,
         (0.4802, 0.4481, 0.3975),
@@ -47,8 +47,8 @@ TFDS: dict[str, Source] = {
         (100_000, 10_000),
         manual="the folder tiny-imagenet-200 of the unpacked tiny-imagenet-200.zip",
     ),
-    "imagenet_resized/64x64": Source(1000, 64, **IMAGENET),
-    "imagenet2012": Source(
+    "imagenet_resized/64x64": TfdsSource(1000, 64, **IMAGENET),
+    "imagenet2012": TfdsSource(
         1000,
         224,
         **IMAGENET,
@@ -77,7 +77,9 @@ def manual_folder(data_dir: str | os.PathLike[str]) -> Path:
     return Path(data_dir) / "downloads" / "manual"
 
 
-def load(name: str, data_dir: str | None = None, image_size: int | None = None, skip_corrupt: bool = False) -> Dataset:
+def load_tfds(
+    name: str, data_dir: str | None = None, image_size: int | None = None, skip_corrupt: bool = False
+) -> Dataset:
     """A data set of TFDS. Raises ValueError, with the command that prepares it, if it cannot be read from disk.
 
     image_size: side of the images, for a data set that does not fit in memory; None: the size of its `Source`.
@@ -97,7 +99,7 @@ def load(name: str, data_dir: str | None = None, image_size: int | None = None, 
 
 
 def _dataset(
-    source: Source,
+    source: TfdsSource,
     side: int,
     examples: tuple[int, int],
     read: Callable[[str, np.ndarray], Split | Records],
@@ -120,7 +122,7 @@ def _dataset(
 class Blanks:
     """`examples` equal grey images as encoded records. Their labels run through all classes in turn."""
 
-    def __init__(self, examples: int, source: Source) -> None:
+    def __init__(self, examples: int, source: TfdsSource) -> None:
         from PIL import Image
 
         file = io.BytesIO()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from depthmup.data.dataset import Dataset, Split, moments
+from depthmup.data.dataset import Dataset, Split, pixel_moments
 
 FILES = {
     "skimage": (
@@ -49,7 +49,7 @@ class Boxes(NamedTuple):
     channels: np.ndarray  # (patches, 3): the number of the photograph's channel that becomes each channel
 
 
-def load(image_size: int | None = None) -> Dataset:
+def load_patches(image_size: int | None = None) -> Dataset:
     """Images of 32x32x3 pixels with values 0..255, to be normalized by each channel's mean and standard deviation.
 
     image_size: side of the images, a divisor of 32; each pixel is then the mean of a square of pixels. None: 32.
@@ -60,7 +60,7 @@ def load(image_size: int | None = None) -> Dataset:
         raise ValueError(f"data.image_size: patches are {SIDE}x{SIDE}, of which {size} is no divisor")
     splits = {name: Split(_smaller(images, size), labels) for name, (images, labels) in generate().items()}
     inputs = splits["train"].inputs
-    mean, std = moments(inputs)
+    mean, std = pixel_moments(inputs)
     train, validation, test = splits.values()
     return Dataset(train, validation, test, mean=mean, std=std, shape=inputs.shape[1:], names=NAMES)
 

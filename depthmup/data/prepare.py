@@ -14,7 +14,7 @@ from pathlib import Path
 from depthmup.data.images import TFDS, builder_of, manual_folder
 
 
-def prepare(name: str, data_dir: str | None = None) -> Path:
+def prepare_tfds(name: str, data_dir: str | None = None) -> Path:
     """Write the data set as array_record and return its folder. Raises ValueError if that folder has another format."""
     try:
         builder = builder_of(name, data_dir, file_format="array_record")
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--data_dir", help="where data sets are; default ~/tensorflow_datasets")
     arguments = parser.parse_args()
     try:
-        print("prepared:", prepare(arguments.name, arguments.data_dir))
+        print("prepared:", prepare_tfds(arguments.name, arguments.data_dir))
     except ModuleNotFoundError as error:
         sys.exit(f"error: preparing {arguments.name} needs {error.name}: pip install tensorflow-cpu")
     except (ValueError, AssertionError, FileNotFoundError) as error:

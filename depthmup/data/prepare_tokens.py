@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from depthmup.data.tokens import MOST, SIDECAR, digest_of
+from depthmup.data.tokens import MOST, SIDECAR, file_digest
 from depthmup.files import digest
 
 PIECE = 2**16  # characters that are tokenized at once, up to the end of their line
@@ -47,7 +47,7 @@ class Tokenizer(NamedTuple):
     saved: str = ""
 
 
-def prepare(
+def write_tokens(
     files: Sequence[Path],
     out: Path,
     tokenizer: str = "bytes",
@@ -138,7 +138,7 @@ def _write(files: Sequence[Path], tokenizer: Tokenizer, folder: Path, held_out: 
         "end_of_text": tokenizer.end,
         "text_files": len(files),
         "text_bytes": sum(path.stat().st_size for path in files),
-        "files": {name: {"tokens": n, "digest": digest_of(folder / name)} for name, n in counts.items()},
+        "files": {name: {"tokens": n, "digest": file_digest(folder / name)} for name, n in counts.items()},
     }
 
 
@@ -251,7 +251,7 @@ def main() -> None:
         if not arguments.files or not arguments.out:
             raise ValueError("give FILES and --out=DIR")
         options = {k: v for k, v in vars(arguments).items() if k not in ("files", "out")}
-        about = prepare(text_files(arguments.files), arguments.out, **options)
+        about = write_tokens(text_files(arguments.files), arguments.out, **options)
         counts = ", ".join(f"{name} {file['tokens']}" for name, file in about["files"].items())
         print(f"prepared: {arguments.out}, {counts} tokens of {about['vocabulary']}")
     except ModuleNotFoundError as error:

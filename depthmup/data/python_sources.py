@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from depthmup.data.prepare_tokens import INSTALL, prepare, tokens_digest
+from depthmup.data.prepare_tokens import INSTALL, tokens_digest, write_tokens
 from depthmup.data.tokens import SIDECAR
 from depthmup.files import digest
 
@@ -40,7 +40,7 @@ VOCABULARY = 8192
 LONGEST, AVERAGE = 1000, 100  # characters of a line
 
 
-class Sources(NamedTuple):
+class PackageSources(NamedTuple):
     """The sources of one package that is installed. digest: hash of their names and contents."""
 
     version: str
@@ -50,16 +50,16 @@ class Sources(NamedTuple):
     digest: str
 
 
-def folder() -> Path:
+def tokens_folder() -> Path:
     """The folder of the tokens, made if it is not there. Raises ValueError for a package that is not the pinned one."""
     pinned = tomllib.loads(_pins().read_text())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     result = cache / "depthmup" / f"python-sources-{digest(pinned)}"
     if not (result / SIDECAR).exists():
-        files = checked(pinned["packages"])
+        files = checked_files(pinned["packages"])
         print(f"making the tokens of the Python sources, once, in a minute: {result}", file=sys.stderr)
         try:
-            prepare(files, result, train_vocabulary=VOCABULARY, expected=pinned["tokens_digest"])
+            write_tokens(files, result, train_vocabulary=VOCABULARY, expected=pinned["tokens_digest"])
         except ModuleNotFoundError as error:
             raise ValueError(f"data.name=tokens without data.data_dir needs {error.name}: {INSTALL}") from error
         except OSError as error:
@@ -69,7 +69,7 @@ def folder() -> Path:
     return result
 
 
-def checked(packages: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+def checked_files(packages: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     """The files of the packages. Raises ValueError, with the first package that is another one than the pinned."""
     files, others = [], []
     for name, pinned in packages.items():
@@ -92,7 +92,7 @@ def checked(packages: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     return files
 
 
-def sources(name: str) -> Sources:
+def sources(name: str) -> PackageSources:
     """The sources of an installed package. Raises PackageNotFoundError if there is none."""
     package = importlib.metadata.distribution(name)
     files, size, hashes = [], 0, []
@@ -115,7 +115,7 @@ def sources(name: str) -> Sources:
     classifiers = [c.rpartition(" :: ")[2] for c in about.get_all("Classifier") or [] if c.startswith("License ::")]
     expression, text = (about.get_all(field, [""])[0] for field in ("License-Expression", "License"))
     licence = expression or ", ".join(classifiers) or " ".join(text.split()[:4]) or "unknown"
-    return Sources(package.version, licence, files, size, digest(hashes))
+    return PackageSources(package.version, licence, files, size, digest(hashes))
 
 
 def _pins() -> Path:
@@ -127,14 +127,14 @@ def main() -> None:
     """Make the folder; or, with --list, print the list of the packages that are installed."""
     if sys.argv[1:] != ["--list"]:
         try:
-            print("prepared:", folder())
+            print("prepared:", tokens_folder())
         except ValueError as error:
             sys.exit(f"error: {error}")
         return
     packages = {name: sources(name) for name in sorted(PACKAGES)}
     files = [file for package in packages.values() for file in package.files]
     with tempfile.TemporaryDirectory() as temporary:
-        about = prepare(files, Path(temporary) / "tokens", train_vocabulary=VOCABULARY)
+        about = write_tokens(files, Path(temporary) / "tokens", train_vocabulary=VOCABULARY)
     counts = {name: file["tokens"] for name, file in about["files"].items()}
     print(
         "# Written by `python -m depthmup.data.python_sources --list`: what the corpus of data.name=tokens is made of."

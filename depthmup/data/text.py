@@ -17,7 +17,7 @@ HELD_OUT = 2**16  # bytes of windows in validation and in test, at most: an eval
 NAMES = tuple(bytes([byte]).decode("latin-1") for byte in range(256))
 
 
-def load(data_dir: str | None = None, context: int | None = None) -> Dataset:
+def load_text(data_dir: str | None = None, context: int | None = None) -> Dataset:
     """Windows of a text. Inputs are bytes, (examples, context) uint8; labels the next bytes, (examples, context) int32.
 
     The text is cut into windows of context + 1 bytes without overlap. Its first eight tenths are for training, the

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from depthmup.data.dataset import Dataset
-from depthmup.data.windows import Shard, Windows, beyond
+from depthmup.data.windows import Shard, Windows, beyond_vocabulary
 from depthmup.files import digest
 
 CONTEXT = 64  # tokens that a model sees, where data.context is unset
@@ -34,7 +34,7 @@ SAMPLES, SAMPLE = 256, 4096  # parts of a file that its digest reads, and their 
 MAKE = "python -m depthmup.data.prepare_tokens FILES --out=DIR makes such a folder"
 
 
-def load(data_dir: str, context: int | None = None, vocabulary: int | None = None) -> Dataset:
+def load_tokens(data_dir: str, context: int | None = None, vocabulary: int | None = None) -> Dataset:
     """The data set of a folder of tokens; inputs and labels as `Windows.read` has them.
 
     Args:
@@ -61,14 +61,14 @@ def load(data_dir: str, context: int | None = None, vocabulary: int | None = Non
     about = _sidecar(folder)
     dtype, size = about.get("dtype", "uint16"), context or CONTEXT
     counts = {name: _tokens(folder / name, dtype) for kind in by_split.values() for name in kind}
-    digests = {name: digest_of(folder / name) for name in counts}
+    digests = {name: file_digest(folder / name) for name in counts}
     _compare(folder, about, counts, digests)
     outputs = vocabulary or about.get("vocabulary") or 0
     largest = about.get("largest")
     if largest is None and (not outputs or sum(counts.values()) * np.dtype(dtype).itemsize <= SCANNED):
         largest = _largest(folder, list(counts), dtype, counts)
     if largest is not None and outputs and largest >= outputs:
-        raise ValueError(beyond(str(folder), largest, outputs))
+        raise ValueError(beyond_vocabulary(str(folder), largest, outputs))
     outputs = outputs or -(-(1 + (largest or 0)) // MULTIPLE) * MULTIPLE
     if outputs > MOST:
         raise ValueError(
@@ -105,7 +105,7 @@ def load(data_dir: str, context: int | None = None, vocabulary: int | None = Non
     )
 
 
-def digest_of(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Hash of a file's size and of SAMPLES parts of it at equal distances: of all bytes up to 1 MiB."""
     size = path.stat().st_size
     result = hashlib.sha256(str(size).encode())

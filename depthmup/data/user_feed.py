@@ -166,7 +166,7 @@ class Arrays(UserFeed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Traced(UserFeed):
+class TracedFeed(UserFeed):
     """A function step -> batch that JAX can trace: batches are made inside the compiled step."""
 
     function: Callable[[Any], Batch]
@@ -305,7 +305,7 @@ def _of_function(function: Callable[..., Any], steps: int, held_out: Sequence[Ba
         jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
         return Streamed(size, held_out, lambda step: map(function, itertools.count(step)))
-    return Traced(size, held_out, function)
+    return TracedFeed(size, held_out, function)
 
 
 def _held_out(batches: Batches, batch_size: int | None) -> list[Batch]:

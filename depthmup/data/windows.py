@@ -57,7 +57,7 @@ class Windows(NamedTuple):
                 raise ValueError(f"{shard.path} has become shorter since the training began: make it anew")
             batch = tokens[starts[:, None] + np.arange(self.context + 1)]
             if (largest := int(batch.max())) >= self.vocabulary:
-                raise ValueError(beyond(shard.path, largest, self.vocabulary))
+                raise ValueError(beyond_vocabulary(shard.path, largest, self.vocabulary))
             result[chosen] = batch
         return result[:, :-1], result[:, 1:]
 
@@ -93,7 +93,7 @@ def mapped(path: str, dtype: str, offset: int = 0) -> np.ndarray:
     return np.frombuffer(pages, dtype, (len(pages) - offset) // np.dtype(dtype).itemsize, offset)
 
 
-def beyond(where: str, largest: int, vocabulary: int) -> str:
+def beyond_vocabulary(where: str, largest: int, vocabulary: int) -> str:
     """What is wrong with tokens that the vocabulary does not have."""
     return (
         f"{where} has the token {largest}, and the vocabulary has {vocabulary}: set data.vocabulary to "

@@ -165,7 +165,7 @@ class Curve:
         return [i for i in range(self.edge) if not diverged[i]]
 
 
-def checked(
+def checked_curve(
     lrs: np.ndarray,
     losses: np.ndarray,
     cap: float | None = None,

@@ -394,7 +394,9 @@ class JointFit:
             result[:, number, ends[number] : ends[number + 1]] = rest
         return names, result
 
-    def sources(self, sizes: np.ndarray, design: Mapping[str, np.ndarray], slopes: Mapping[str, float]) -> Sources:
+    def sources(
+        self, sizes: np.ndarray, design: Mapping[str, np.ndarray], slopes: Mapping[str, float]
+    ) -> VarianceParts:
         """What the variance of a function of one target's links comes from. slopes: its derivatives by links."""
         from scipy.linalg import cho_solve
 
@@ -409,7 +411,7 @@ class JointFit:
         step = cho_solve((self.root, True), gradient)
         by_prior = self.precision * step**2
         prior, near = float(by_prior[: len(self.names)].sum()), float(by_prior[len(self.names) :].sum())
-        return Sources(prior, max(float(gradient @ step) - prior - near, 0.0), scatter + near)
+        return VarianceParts(prior, max(float(gradient @ step) - prior - near, 0.0), scatter + near)
 
     def _features(self, link: str, design: Mapping[str, np.ndarray]) -> np.ndarray:
         """(targets, coefficients) of a link."""
@@ -434,7 +436,7 @@ class Link(NamedTuple):
     drawn: np.ndarray
 
 
-class Sources(NamedTuple):
+class VarianceParts(NamedTuple):
     """Parts of a variance: of the prior of coefficients, of the noise of the rows, of the scatter about the law."""
 
     prior: float

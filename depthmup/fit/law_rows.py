@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from depthmup.fit.curve import Curve, checked
+from depthmup.fit.curve import Curve, checked_curve
 from depthmup.fit.joint_fit import LN2, Links, Rows
 from depthmup.names import POSITIVE, floats, listed, short, unknown
 
@@ -66,7 +66,7 @@ class Prior(NamedTuple):
 Training = tuple[float | str, ...]  # log2 of the sizes and of the rate, and the seed
 
 
-class Table(NamedTuple):
+class TrainingTable(NamedTuple):
     """Columns of trainings. columns: {name: (rows,)}. conditions: what all rows share, such as the optimizer.
     trainings: which they are."""
 
@@ -87,7 +87,7 @@ def _name(seed: Any) -> str:
     return f"{seed:g}" if isinstance(seed, int | float | np.number) else str(seed)
 
 
-def read(table: Any) -> dict[str, list[Any]]:
+def read_columns(table: Any) -> dict[str, list[Any]]:
     """{column: values} of a DataFrame, a dict of columns, a list of rows, or the path of a CSV file."""
     if isinstance(table, str | os.PathLike):
         path = Path(table)
@@ -144,9 +144,9 @@ def is_accuracy(measure: str) -> bool:
 
 def checked_table(
     table: Any, hyperparameter: str, measure: str, sizes: Sequence[str] | None
-) -> tuple[Table, tuple[str, ...]]:
+) -> tuple[TrainingTable, tuple[str, ...]]:
     """The columns that the law needs, and its axes. Raises ValueError for what is missing or not possible."""
-    columns = read(table)
+    columns = read_columns(table)
     for name in (hyperparameter, measure):
         if name not in columns:
             raise ValueError(f"the table has no column {name!r} (it has {', '.join(map(str, columns))})")
@@ -178,7 +178,7 @@ def checked_table(
             conditions[name] = values[0]
     _check_twice(columns, result, axes, {hyperparameter, measure, "seed", "diverged", *axes, *CONDITIONS})
     done = trainings([result[axis] for axis in axes], result["rate"], columns.get("seed"))
-    return Table(result, conditions, frozenset(done)), axes
+    return TrainingTable(result, conditions, frozenset(done)), axes
 
 
 def _check_twice(
@@ -276,7 +276,7 @@ class Gathered(NamedTuple):
         return len(self.rows.sizes)
 
 
-def gathered(table: Table, axes: tuple[str, ...]) -> Gathered:
+def gathered(table: TrainingTable, axes: tuple[str, ...]) -> Gathered:
     """The curves of a table as rows: means over seeds at each rate, without trainings that failed by chance. Rates
     beyond the cliff say that they are too high."""
     columns = table.columns
@@ -343,7 +343,7 @@ def _curve(columns: Mapping[str, np.ndarray]) -> Curve:
     at = np.searchsorted(rates, columns["rate"]), np.searchsorted(seeds, columns["seed"])
     trained[at] = True
     losses[at], diverged[at] = columns["loss"], columns["diverged"]
-    return checked(rates, losses, None, diverged & trained, trained)
+    return checked_curve(rates, losses, None, diverged & trained, trained)
 
 
 def links(of: Gathered, prior: Prior, bend: bool) -> Links:

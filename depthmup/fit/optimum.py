@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from depthmup.fit.curve import POINTS, Curve, Smooth, checked, half_width
+from depthmup.fit.curve import POINTS, Curve, Smooth, checked_curve, half_width
 from depthmup.names import NOT_NEGATIVE, floats
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def optimum(
     Raises ValueError for bad shapes, negative losses, a loss that is NaN though its training has not diverged, learning
     rates that are not positive and finite, or fewer than five points.
     """
-    curve = checked(lrs, losses, cap, diverged)
+    curve = checked_curve(lrs, losses, cap, diverged)
     if len(curve.x) < POINTS:
         raise ValueError(f"an optimum needs at least {POINTS} learning rates, got {len(curve.x)}: widen the grid")
     return curve_optimum(curve)

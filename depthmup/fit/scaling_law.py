@@ -19,11 +19,11 @@ from depthmup.fit.law_rows import (
     MODEL,
     Gathered,
     Prior,
-    Table,
+    TrainingTable,
     checked_table,
     gathered,
     links,
-    read,
+    read_columns,
 )
 from depthmup.fit.published_rules import PUBLISHED_RULES, PublishedRule, Size
 from depthmup.fit.thresholds import CONFIDENCE
@@ -48,7 +48,7 @@ BESIDE = 0.05  # octaves from the optimum at which the curvature is measured
 RATES = ("learning_rate", "lr", "max_lr", "peak_lr", "base_lr")  # names of the hyperparameter that has rules
 
 
-class Estimate(NamedTuple):
+class LawEstimate(NamedTuple):
     """A number with the ends of its 95% interval."""
 
     value: float
@@ -79,7 +79,7 @@ class RuleCheck(NamedTuple):
     rule: str
     size: str
     claimed: float
-    measured: Estimate
+    measured: LawEstimate
 
     @property
     def holds(self) -> bool:
@@ -98,10 +98,10 @@ class TransferQuality(NamedTuple):
     penalty: by how much that lies above the reference's at the same data, as a share of it; None without a reference.
     """
 
-    error: Estimate
-    kappa: dict[str, Estimate]
-    asymptotic_loss: Estimate | None
-    penalty: Estimate | None
+    error: LawEstimate
+    kappa: dict[str, LawEstimate]
+    asymptotic_loss: LawEstimate | None
+    penalty: LawEstimate | None
 
     def __str__(self) -> str:
         lines = [f"error of the fit: {_interval(self.error)} octaves"]
@@ -109,16 +109,17 @@ class TransferQuality(NamedTuple):
         if self.asymptotic_loss:
             lines.append(f"loss of an infinite model: {_interval(self.asymptotic_loss, 3)}")
         if self.penalty:
-            lines.append(f"that is above the reference's by {_interval(Estimate(*(100 * v for v in self.penalty)))}%")
+            percent = LawEstimate(*(100 * end for end in self.penalty))
+            lines.append(f"that is above the reference's by {_interval(percent)}%")
         return "\n".join(lines)
 
 
-def _interval(e: Estimate, digits: int = 2) -> str:
+def _interval(e: LawEstimate, digits: int = 2) -> str:
     return f"{e.value:.{digits}f} [{e.low:.{digits}f}, {e.high:.{digits}f}]"
 
 
-def _estimate(draws: np.ndarray) -> Estimate:
-    return Estimate(float(np.median(draws)), *map(float, np.quantile(draws, QUANTILES)))
+def _estimate(draws: np.ndarray) -> LawEstimate:
+    return LawEstimate(float(np.median(draws)), *map(float, np.quantile(draws, QUANTILES)))
 
 
 class Prediction(NamedTuple):
@@ -177,7 +178,9 @@ class ScalingLaw:
     as the optimizer. notes: what a reader must know, in sentences.
     """
 
-    def __init__(self, of: Gathered, law: JointFit, hyperparameter: str, table: Table, notes: Sequence[str]) -> None:
+    def __init__(
+        self, of: Gathered, law: JointFit, hyperparameter: str, table: TrainingTable, notes: Sequence[str]
+    ) -> None:
         self._of, self._fit, self.hyperparameter, self.conditions = of, law, hyperparameter, dict(table.conditions)
         self._trainings = table.trainings
         self.axes = of.coordinates.axes
@@ -210,11 +213,11 @@ class ScalingLaw:
         return "; ".join([f"{self.hyperparameter} over {self._of.curves} curves: {exponents}", *self.notes])
 
     @functools.cached_property
-    def exponents(self) -> dict[str, Estimate]:
+    def exponents(self) -> dict[str, LawEstimate]:
         """{axis: exponent of the best value over one size, the others kept}, in the middle of the rows."""
         return {axis: self.along({axis: 1.0}) for axis in self.axes}
 
-    def along(self, doublings: Mapping[str, float]) -> Estimate:
+    def along(self, doublings: Mapping[str, float]) -> LawEstimate:
         """By how many octaves the best value moves where sizes double so often at once, in the middle of the rows.
 
         doublings: {axis: how often it doubles}; the other axes stay.
@@ -222,7 +225,7 @@ class ScalingLaw:
         drawn = self._drawn(self._ends(doublings), rough=False)
         optimum = mean_loss(drawn.links, np.zeros(1), drawn.batch)[2]
         slopes = optimum[:, 1] - optimum[:, 0]
-        return Estimate(float(slopes.mean()), *map(float, np.quantile(slopes, QUANTILES)))
+        return LawEstimate(float(slopes.mean()), *map(float, np.quantile(slopes, QUANTILES)))
 
     def _ends(self, doublings: Mapping[str, float]) -> dict[str, np.ndarray]:
         """{axis: (2,)}, sizes half of the doublings to either side of the middle of the rows."""
@@ -263,7 +266,7 @@ class ScalingLaw:
         reference: the law of another parameterization, whose loss at infinite size this one's is compared with. Raises
         ValueError if it is in other sizes.
         """
-        kappa = dict[str, Estimate]()
+        kappa = dict[str, LawEstimate]()
         for axis in self.axes:
             if axis in self.fixed or axis == "batch_size":  # a larger batch is more data, too
                 continue
@@ -412,7 +415,7 @@ class ScalingLaw:
 
     def _columns(self, table: Any, names: Sequence[str]) -> dict[str, list[Any]]:
         """Columns of a table; of an axis with one size that is left out, that size."""
-        columns = read(table)
+        columns = read_columns(table)
         count = len(next(iter(columns.values())))
         for axis in self.fixed:
             columns.setdefault(axis, [2 ** float(self._of.sizes[axis][0])] * count)

@@ -25,7 +25,7 @@ class LossCurve(NamedTuple):
     accuracy: np.ndarray | None  # (points, seeds), of validation; NaN where unknown, None if a row lacks the column
 
 
-def loss_curves(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, LossCurve]:
+def curves_by_size(table: Iterable[Row], axis: str, hyperparameter: str, measure: str) -> dict[Any, LossCurve]:
     """{size: its curve}, sizes rising; arguments and errors are the same as in `transfer`."""
     rows = listed("table", table)
     if not rows:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from depthmup.fit.curve import POINTS, SAME, Curve, capped, checked, half_width, log_losses
+from depthmup.fit.curve import POINTS, SAME, Curve, capped, checked_curve, half_width, log_losses
 from depthmup.fit.drift import Drift, fitted_drift
 from depthmup.fit.optimum import Optimum, curve_optimum
 from depthmup.fit.posterior import posteriors
-from depthmup.fit.table import LossCurve, loss_curves
+from depthmup.fit.table import LossCurve, curves_by_size
 from depthmup.fit.thresholds import MARGIN, SELDOM
 from depthmup.fit.verdict import (
     BEYOND,
@@ -29,7 +29,7 @@ from depthmup.fit.verdict import (
     Margin,
     Need,
     Risk,
-    Size,
+    SizeTrials,
     Verdict,
     judged,
 )
@@ -176,11 +176,11 @@ def transfer(
     at_least_one("looks", looks)
     frame: Any = table
     rows = frame.to_dict("records") if hasattr(table, "columns") else table
-    curves = loss_curves(rows, axis, hyperparameter, measure)
+    curves = curves_by_size(rows, axis, hyperparameter, measure)
     checks = [_checked(size, curve, axis, hyperparameter, cap) for size, curve in curves.items()]
     drawn = posteriors([curve for curve, _ in checks])
     sizes = [
-        Size(size, curve, curve_optimum(curve), seeds, posterior)
+        SizeTrials(size, curve, curve_optimum(curve), seeds, posterior)
         for size, (curve, seeds), posterior in zip(curves, checks, drawn, strict=True)
     ]
     answers = judged(sizes, allowed, looks)._asdict()  # Transfer has its fields
@@ -255,7 +255,7 @@ def _checked(
     """The curve of a size, and the names of its seeds."""
     present = np.array(trials.trained.any(axis=0))
     losses, trained = trials.losses[:, present], trials.trained[:, present]
-    curve = checked(trials.rates, losses, cap, trials.diverged[:, present] | ~trained, trained)
+    curve = checked_curve(trials.rates, losses, cap, trials.diverged[:, present] | ~trained, trained)
     if len(curve.x) < POINTS:
         raise ValueError(
             f"{axis}={size:g} has {len(curve.x)} values of {hyperparameter}: an optimum needs {POINTS} at least"
@@ -358,7 +358,7 @@ def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:
         raise ValueError(f"the size must be one of a result of `transfer`, got index {short(i)} of {short(result)}")
     POSITIVE.check("learning_rate", learning_rate)
     rates = result.learning_rates[i]
-    chosen = nearest(rates, learning_rate)
+    chosen = nearest_point(rates, learning_rate)
     if not _on_grid(rates, learning_rate) or result.diverged[i][chosen].any():
         return None
     losses = capped(np.where(result.diverged[i], np.nan, result.losses[i]), result.cap)
@@ -374,7 +374,7 @@ def _regret_accuracy(curve: LossCurve, learning_rate: float) -> Cost | None:
     accuracy = np.where(curve.diverged, np.nan, curve.accuracy)
     complete = ~np.isnan(accuracy) | ~curve.trained
     mean = np.array([np.nanmean(row) if ok.all() else np.nan for row, ok in zip(accuracy, complete, strict=True)])
-    chosen = nearest(curve.rates, learning_rate)
+    chosen = nearest_point(curve.rates, learning_rate)
     if not _on_grid(curve.rates, learning_rate) or math.isnan(mean[chosen]):
         return None
     best = int(np.nanargmax(mean))
@@ -386,7 +386,7 @@ def _regret_accuracy(curve: LossCurve, learning_rate: float) -> Cost | None:
     return Cost(value, value - half, value + half)
 
 
-def nearest(rates: np.ndarray, rate: float) -> int:
+def nearest_point(rates: np.ndarray, rate: float) -> int:
     """The index of the grid point in rates, (points,), that is nearest to `rate` in octaves."""
     return int(np.argmin(np.abs(np.log2(rates) - math.log2(rate))))
 

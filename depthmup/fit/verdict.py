@@ -96,7 +96,7 @@ class Margin(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Size:
+class SizeTrials:
     """The trainings of one size. seeds: their names. posterior: None where too few learning rates train."""
 
     size: Any
@@ -129,7 +129,7 @@ class Difference(NamedTuple):
         return float(np.quantile(self.draws, 1 - error))
 
 
-def judged(sizes: Sequence[Size], margin: Margin, looks: int) -> Judged:
+def judged(sizes: Sequence[SizeTrials], margin: Margin, looks: int) -> Judged:
     """The verdict over sizes, of which the first is the one that was tuned. `transfer` explains margin and looks.
 
     optima 2^-4, 2^-4.1, 2^-4.2 with narrow intervals, margin 1 octave      # "transfers"
@@ -175,44 +175,44 @@ class Tuned:
     number of sizes beside the base.
     """
 
-    base: Size
+    base: SizeTrials
     at: float
     drawn: np.ndarray
     margin: Margin
     error: float
-    largest: Size
+    largest: SizeTrials
     others: int
 
-    def error_at(self, size: Size) -> float:
+    def error_at(self, size: SizeTrials) -> float:
         """The share of the error that an answer "beyond" may have, which is one of several: half of it belongs to the
         largest size, where a drift shows most, and the rest to all others."""
         if self.others == 1:
             return self.error
         return self.error / 2 if size is self.largest else self.error / 2 / (self.others - 1)
 
-    def loss(self, size: Size, at: float | None = None) -> Difference:
+    def loss(self, size: SizeTrials, at: float | None = None) -> Difference:
         """The loss of the value above the best at a size; at: of another one, which is no optimum and has no error."""
         curve = size.known()
         value = max(0.0, curve.value(self.at if at is None else at) - curve.value(curve.star))
         return Difference(value, curve.values(self.drawn if at is None else at) - curve.least)
 
-    def allowed(self, size: Size) -> float:
+    def allowed(self, size: SizeTrials) -> float:
         """What the margin allows at a size, in log loss: a number, as it is printed, without an error."""
         if self.margin.octaves is None:
             return math.log1p(self.margin.share)
         curve = size.known()
         return max(NEGLIGIBLE, curve.value(curve.star - self.margin.octaves) - curve.value(curve.star))
 
-    def excess(self, size: Size, at: float | None = None) -> Difference:
+    def excess(self, size: SizeTrials, at: float | None = None) -> Difference:
         """The cost of the value beyond the margin, in log loss."""
         loss, allowed = self.loss(size, at), self.allowed(size)
         return Difference(loss.value - allowed, loss.draws - allowed)
 
-    def margin_at(self, size: Size) -> float:
+    def margin_at(self, size: SizeTrials) -> float:
         """`allowed` as a share of the loss; NaN without an optimum."""
         return math.expm1(self.allowed(size)) if size.has_optimum else math.nan
 
-    def answer(self, size: Size) -> tuple[Answer, Need | None]:
+    def answer(self, size: SizeTrials) -> tuple[Answer, Need | None]:
         """The answer of a size, and what would decide an open one.
 
         First the cases in which the loss of the value was not measured: it lies outside the grid, where training
@@ -250,13 +250,13 @@ class Tuned:
             number = max(seeds + 1, math.ceil(seeds * min(1e3, (reach / abs(middle)) ** 2)))
         return OPEN, self.more_seeds(size, number)
 
-    def more_seeds(self, size: Size, number: int) -> Need:
+    def more_seeds(self, size: SizeTrials, number: int) -> Need:
         """The need for `number` seeds, at the learning rates that the difference looks at."""
         star = size.known().star if size.has_optimum else self.at
         low, high = min(self.at, star - self._octaves), max(self.at, star)
         return Need(size.size, "seeds", 2**low, 2**high, min(MOST_SEEDS, number))
 
-    def cost(self, size: Size) -> Cost | None:
+    def cost(self, size: SizeTrials) -> Cost | None:
         """The cost as a share, with its interval, which has no end beside divergence; None where it diverges or was not
         trained, or the size has no optimum."""
         if not size.has_optimum or not size.curve.x[0] - NEAR <= self.at:
@@ -273,7 +273,7 @@ class Tuned:
         low, high = min(loss.value, self.surely_costs(size)), max(loss.value, loss.high(self.error))
         return Cost(math.expm1(loss.value), math.expm1(low), math.inf if in_gap else math.expm1(high))
 
-    def surely_costs(self, size: Size) -> float:
+    def surely_costs(self, size: SizeTrials) -> float:
         """The lower end of the cost, in log loss: 0 unless the optima surely differ."""
         off = np.quantile(self.drawn - size.known().stars, [self.error, 1 - self.error])
         return 0.0 if off[0] <= 0 <= off[1] else max(0.0, self.loss(size).low(self.error))
@@ -282,11 +282,11 @@ class Tuned:
     def _octaves(self) -> float:
         return 1.0 if self.margin.octaves is None else self.margin.octaves
 
-    def _short(self, size: Size) -> bool:
+    def _short(self, size: SizeTrials) -> bool:
         """Whether the grid ends above the rate whose cost is the margin."""
         return self.margin.octaves is not None and size.known().star - self._octaves < size.curve.x[0] - NEAR
 
-    def _at_edge(self, size: Size) -> tuple[Answer, Need | None]:
+    def _at_edge(self, size: SizeTrials) -> tuple[Answer, Need | None]:
         """The answer where the value lies above the last learning rate below the edge."""
         x, curve = size.curve.x, size.curve
         last = float(x[curve.edge - 1])
@@ -298,7 +298,7 @@ class Tuned:
             return BEYOND, None
         return OPEN, Need(size.size, "finer", 2**last, float(2 ** x[curve.edge]), len(size.seeds))
 
-    def _surely_beyond(self, size: Size, at: float) -> bool:
+    def _surely_beyond(self, size: SizeTrials, at: float) -> bool:
         """Whether a learning rate of the grid, log2, surely costs more than the margin."""
         if not size.has_optimum or not size.known().covers(at) or not size.known().freedom:
             return False
@@ -306,7 +306,7 @@ class Tuned:
             return False
         return self.excess(size, at).low(self.error_at(size)) > 0
 
-    def _rises(self, size: Size, end: float) -> bool:
+    def _rises(self, size: SizeTrials, end: float) -> bool:
         """Whether the loss surely rises towards an end of the grid, and goes on to the value: that is at most half as
         far beyond as the loss was seen to rise. A second valley may lie farther off, and where one was seen nothing
         goes on."""
@@ -316,7 +316,7 @@ class Tuned:
         near = abs(self.at - end) <= abs(end - curve.star) / 2
         return near and curve.valleys is None and float(np.quantile(rise, self.error)) > 0
 
-    def _surely_beyond_the_end(self, size: Size) -> bool:
+    def _surely_beyond_the_end(self, size: SizeTrials) -> bool:
         """Whether the best value lies beyond an end of the grid that is farther than the margin, and surely better."""
         curve = size.posterior
         if curve is None or not curve.freedom or not curve.covers(self.at):
@@ -329,7 +329,7 @@ class Tuned:
         return float(np.quantile(curve.values(self.drawn) - curve.values(end), self.error_at(size))) > least
 
 
-def _risk(sizes: Sequence[Size], at: float) -> Risk | None:
+def _risk(sizes: Sequence[SizeTrials], at: float) -> Risk | None:
     """The trainings that failed at the grid points next to a value, log2, on either side; None without any."""
     from scipy import special  # here, so that `import depthmup` stays light
 
@@ -361,7 +361,7 @@ def _largest(costs: Sequence[Cost | None], lows: Sequence[float]) -> Cost | None
     return Cost(share, math.expm1(max(0.0, *lows)), max(cost.high for cost in measured_costs))
 
 
-def _wider(size: Size, kind: Kind | None = None) -> Need:
+def _wider(size: SizeTrials, kind: Kind | None = None) -> Need:
     """The need of a size whose grid is too short. kind: by default the end of the grid at which its best rate is."""
     x, best = size.curve.x, size.curve.best
     if kind is None:

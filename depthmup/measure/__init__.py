@@ -19,11 +19,10 @@ from depthmup.measure.noise_scale import NoiseScale, noise_scale
 from depthmup.measure.ntk import Outer, empirical_ntk, linen_dense
 from depthmup.measure.probe import Probe, groups_of, probe, train_only
 from depthmup.measure.sharpness import sharpness
-from depthmup.measure.slope import Estimate, Slope
+from depthmup.measure.slope import Slope, SlopeEstimate
 
 __all__ = [
     "CoordinateReport",
-    "Estimate",
     "MaximalUpdate",
     "NetworkFields",
     "NetworkKernels",
@@ -31,6 +30,7 @@ __all__ = [
     "Outer",
     "Probe",
     "Slope",
+    "SlopeEstimate",
     "alignment",
     "coordinate_check",
     "distance",

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from depthmup.reading.graph.graph import ForwardError, Graph, traced
+from depthmup.reading.graph.graph import ForwardError, Graph, traced_program
 from depthmup.reading.graph.jaxpr import bind, inner_jaxpr
 from depthmup.reading.graph.products import last_layer
 from depthmup.rules.specs import PyTree, parameters_only
@@ -24,7 +24,7 @@ def with_hidden(apply: Callable[..., Any], params: PyTree, *inputs: Any) -> Call
     own, with the rules of jax.custom_vjp and jax.custom_jvp; "hidden" may have none. Raises ForwardError if there is no
     readout.
     """
-    program = traced(apply, params, inputs)
+    program = traced_program(apply, params, inputs)
     graph = Graph(apply, params, inputs, number=lambda leaf: leaf, open_scans=False, program=program)
     last = last_layer(graph, graph.output)
     if last is None:

@@ -189,7 +189,7 @@ def over_seeds(
             raise ValueError(f"layers must be some of 0..{count - 1}, got {short(chosen)}")
         measured = measured[..., chosen]
     per_seed, mean_squares = measured
-    return checked(MaximalUpdate(per_seed, mean_squares, average))
+    return checked_update(MaximalUpdate(per_seed, mean_squares, average))
 
 
 def update_sizes(activations: Callable[[PyTree], Any], params: PyTree, direction: PyTree) -> jax.Array:
@@ -215,7 +215,7 @@ def rates_by_rule(updates: Mapping[Any, MaximalUpdate]) -> dict[str, Mapping[flo
     }
 
 
-def checked(update: MaximalUpdate) -> MaximalUpdate:
+def checked_update(update: MaximalUpdate) -> MaximalUpdate:
     """Returns `update`. Raises ValueError if its average change is 0 or not finite: no learning rate follows then."""
     if not 0 < update.mean < np.inf:
         still = np.flatnonzero(update.per_layer == 0).tolist()

@@ -16,7 +16,7 @@ LIKELY = 0.02  # an answer that is less likely to come is not waited for
 DRAWS = 2000
 
 
-class Estimate(NamedTuple):
+class SlopeEstimate(NamedTuple):
     """A slope of log2 change over log2 size, and its 95% interval over seeds."""
 
     slope: float
@@ -35,8 +35,8 @@ class Slope(NamedTuple):
     quantity: str  # the quantity that changed: "hidden", "logits" or another key of `Probe.features`
     step: int  # number of training steps
     answer: str  # OK, NOT_OK or UNDECIDED; "" for a slope that is only shown
-    plain: Estimate  # of the line
-    limit: Estimate | None  # the slope at large depth, of the line with a term 1/depth; None below three depths
+    plain: SlopeEstimate  # of the line
+    limit: SlopeEstimate | None  # the slope at large depth, of the line with a term 1/depth; None below three depths
     sizes: tuple[int, ...]  # widths or depths
     changes: np.ndarray  # (sizes, seeds), RMS changes since initialization
 
@@ -62,7 +62,7 @@ def fits(axis: str, sizes: Sequence[int], changes: np.ndarray) -> list[np.ndarra
     return slopes
 
 
-def estimate(slopes: np.ndarray, looks: int = 1, tests: int = 1) -> Estimate:
+def estimate(slopes: np.ndarray, looks: int = 1, tests: int = 1) -> SlopeEstimate:
     """The mean of the slopes of all seeds, (seeds,), and its interval by Student's t.
 
     The interval holds the slope with 95% confidence at all `looks` and for all `tests` together, by Bonferroni's
@@ -70,11 +70,11 @@ def estimate(slopes: np.ndarray, looks: int = 1, tests: int = 1) -> Estimate:
     """
     mean, seeds = float(slopes.mean()), len(slopes)
     if seeds == 1:
-        return Estimate(mean, -math.inf, math.inf)
+        return SlopeEstimate(mean, -math.inf, math.inf)
     with np.errstate(invalid="ignore"):
         stderr = float(slopes.std(ddof=1)) / math.sqrt(seeds)
     half = half_width(seeds - 1, 1 - (1 - CONFIDENCE) / (looks * tests)) * stderr
-    return Estimate(mean, mean - half, mean + half)
+    return SlopeEstimate(mean, mean - half, mean + half)
 
 
 def answer(fitted: Sequence[np.ndarray], tolerance: float, looks: int = 1, tests: int = 1) -> str:
@@ -141,7 +141,7 @@ def overall(answers: Collection[str]) -> str:
     return next((worse for worse in (NOT_OK, UNDECIDED) if worse in answers), OK)
 
 
-def _side(interval: Estimate, tolerance: float) -> int:
+def _side(interval: SlopeEstimate, tolerance: float) -> int:
     """1 if the interval lies above +-tolerance, -1 if below, 0 otherwise."""
     return int(interval.low > tolerance) - int(interval.high < -tolerance)
 

@@ -21,7 +21,7 @@ from depthmup.models.layers import (
     Padding,
     Readout,
     check_image,
-    check_kernel,
+    check_kernel_size,
     conv,
     fan_in_init,
     norm,
@@ -60,7 +60,7 @@ class CNN(Model):
         super().check(shape)
         space = check_image(shape, (1, 2))
         for kernel in self.kernels:
-            check_kernel(space, kernel, self.padding)
+            check_kernel_size(space, kernel, self.padding)
         for multiplier in self.channels:
             channels = multiplier * self.width
             if not 0 < channels < SIZE["high"] or channels != round(channels):
@@ -166,7 +166,7 @@ class ResidualCNN(Model):
         super().check(shape)
         space = check_image(shape, (1, 2))
         for kernel in self.kernels:
-            check_kernel(space, kernel, self.padding)
+            check_kernel_size(space, kernel, self.padding)
         if self.width % self.bottleneck:
             raise ValueError(f"bottleneck {self.bottleneck} must divide the width {self.width}")
         if self.dropout and len(self.kernels) == 1:

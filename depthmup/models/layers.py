@@ -97,7 +97,7 @@ def check_image(shape: Sequence[int], dimensions: Sequence[int] = (2,)) -> tuple
     return tuple(shape[1:-1])
 
 
-def check_kernel(space: Sequence[int], kernel: int, padding: Padding) -> None:
+def check_kernel_size(space: Sequence[int], kernel: int, padding: Padding) -> None:
     """Raises ValueError for an unknown padding or a kernel that does not fit the image."""
     if padding not in PADDINGS:
         raise unknown("padding", padding, PADDINGS)

@@ -20,7 +20,7 @@ from depthmup.models.layers import (
     Padding,
     Readout,
     check_image,
-    check_kernel,
+    check_kernel_size,
     conv,
     fan_in_init,
     norm,
@@ -61,7 +61,7 @@ class SimpleResNet(Model):
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
         space = check_image(shape)
-        check_kernel(space, 3, self.padding)
+        check_kernel_size(space, 3, self.padding)
         if self.depth < STAGES - 1:
             raise ValueError(f"SimpleResNet needs a depth of {STAGES - 1} or more blocks, got {self.depth}")
         if self.width % 2 ** (STAGES - 1):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from depthmup.data.images import BLANK, TFDS
-from depthmup.plan.program import DoesNotFit, Program, compiled
+from depthmup.plan.program import CompiledProgram, DoesNotFit, compiled
 from depthmup.settings import Settings, SettingsError, put
 from depthmup.train import TrialLoop, flops
 from depthmup.train.build import batches_of, hyper_of, steps_of, task_of
@@ -21,7 +21,7 @@ from depthmup.train.devices import check_sets
 from depthmup.train.run import loop_of
 from depthmup.train.step import Hyper
 from depthmup.trials.config_study import ConfigPoint, ConfigStudy
-from depthmup.trials.engine import checked
+from depthmup.trials.engine import checked_trials
 from depthmup.trials.estimate import AT_ONCE, Estimator, free_memory
 from depthmup.trials.group import placement
 from depthmup.trials.plan import grouped
@@ -57,7 +57,7 @@ class Plan:
     refused: str
     largest: int | None
     memory: float
-    program: Program
+    program: CompiledProgram
     state: int
     flops: float
     peak: float | None
@@ -91,12 +91,13 @@ class Plan:
 
     def __str__(self) -> str:
         p = self.program
-        sent = ", ".join(f"{number} {kind} of {size(total)}" for kind, (number, total) in p.collectives.items())
+        sent = ", ".join(f"{number} {kind} of {size_words(total)}" for kind, (number, total) in p.collectives.items())
         seconds = f", {self.flops / self.peak:.3g} s or more" if self.peak else ""
         rows = {
-            "state": size(self.state),
-            "memory": f"{size(p.memory)} of {size(self.memory)}: arguments {size(p.arguments)}, of them reused for "
-            f"results {size(p.donated)}, temporaries {size(p.temporaries)}, program {size(p.code)}",
+            "state": size_words(self.state),
+            "memory": f"{size_words(p.memory)} of {size_words(self.memory)}: "
+            f"arguments {size_words(p.arguments)}, of them reused for results {size_words(p.donated)}, "
+            f"temporaries {size_words(p.temporaries)}, program {size_words(p.code)}",
             "largest": self._largest(),
             "exchanged": f"{sent}, a step" if sent else "nothing",
             "operations": f"{self.flops:.3g}, a step{seconds}",
@@ -119,7 +120,7 @@ class Plan:
         return "\n".join(head + [f"  {name:13}{text}" for name, text in rows.items()])
 
 
-def size(number: float) -> str:
+def size_words(number: float) -> str:
     """Bytes in words: "512 KiB", "1.25 GiB"."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
@@ -163,9 +164,12 @@ def plan_on(settings: Settings, topology: str | None, devices: Sequence[jax.Devi
     taken, gradient = bytes_of(shapes(case.state)), bytes_of(shapes(case.state.params))
     on_mesh = functools.partial(_on_mesh, settings, topology, devices, (taken + gradient) / memory, count)
     if splits and taken + gradient > memory:
-        return on_mesh(f"the state takes {size(taken)}, its gradient {size(gradient)}, and a device has {size(memory)}")
+        return on_mesh(
+            f"the state takes {size_words(taken)}, its gradient {size_words(gradient)}, "
+            f"and a device has {size_words(memory)}"
+        )
 
-    def program_of(each: int) -> Program:
+    def program_of(each: int) -> CompiledProgram:
         loop = case.of(each)
         return compiled(*loop.program(case.hyper))
 
@@ -268,7 +272,7 @@ def _run(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
 def _sweep(settings: Settings, described: Sequence[jax.Device] | None) -> Case:
     """The group of the sweep whose steps have the most operations."""
     study = ConfigStudy(settings)
-    devices, trials = described or jax.local_devices(), checked(study)
+    devices, trials = described or jax.local_devices(), checked_trials(study)
     if described:  # a sweep's process has the devices of its host, and shares no array with others
         devices = [device for device in devices if device.process_index == devices[0].process_index]
     groups = grouped(study, trials, lambda program: 1 if settings.parallel.axes else settings.sweep.at_once or AT_ONCE)

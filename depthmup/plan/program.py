@@ -27,7 +27,7 @@ class DoesNotFit(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """One compiled program, as each device runs it. All sizes are in bytes.
 
     arguments: what it is given; donated: the part of it that the results take over.
@@ -48,7 +48,7 @@ class Program:
         return self.arguments + self.results - self.donated + self.temporaries + self.code
 
 
-def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Program:
+def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> CompiledProgram:
     """Compile a function of `TrialLoop.program`. Raises DoesNotFit if the compiler says so."""
     begin = time.perf_counter()
     try:
@@ -58,7 +58,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Progra
             raise
         raise DoesNotFit(str(error).split("RESOURCE_EXHAUSTED: ")[-1].splitlines()[0]) from error
     seconds, memory = time.perf_counter() - begin, done.memory_analysis()
-    return Program(
+    return CompiledProgram(
         arguments=memory.argument_size_in_bytes,
         donated=memory.alias_size_in_bytes,
         results=memory.output_size_in_bytes,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from depthmup.names import at_least_one, short
-from depthmup.reading.init_std import InitProgram, Std, evaluate, traced
+from depthmup.reading.init_std import InitProgram, Std, evaluate, traced_init
 from depthmup.rules.parameterization import Parameterization, Role, check_parameterization
 from depthmup.rules.specs import (
     ParamSpec,
@@ -142,7 +142,7 @@ def audit_init(
     if not callable(init_fn):
         raise ValueError(f"init_fn must be a function (width, depth) -> parameters, got {short(init_fn)}")
     check_shapes(specs, jax.eval_shape(lambda: parameters_only(init_fn(leaves[0].width, leaves[0].depth))))
-    return Initializers(lambda width, depth: traced(lambda: init_fn(width, depth))).audit(p, specs, anchor)
+    return Initializers(lambda width, depth: traced_init(lambda: init_fn(width, depth))).audit(p, specs, anchor)
 
 
 @dataclasses.dataclass(eq=False)

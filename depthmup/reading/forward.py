@@ -272,7 +272,7 @@ def _ends(mask: np.ndarray, axis: int) -> np.ndarray | None:
     return np.flatnonzero(np.diff(np.concatenate([[0], line[:, 0].astype(int), [0]])))
 
 
-def layers(
+def layer_outputs(
     apply: Callable[..., Any], params: PyTree, state: Sequence[Any], inputs: Sequence[Any], blocks: int
 ) -> Callable[..., list[jax.Array]]:
     """A function (params, *state, *inputs) -> the outputs z^l of the layers of `apply(params, *state, *inputs)`, the

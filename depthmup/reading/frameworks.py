@@ -39,7 +39,7 @@ EVALUATION = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Model(abc.ABC):
+class FrameworkModel(abc.ABC):
     """A model at one width and depth; a subclass for each framework.
 
     make: key -> the object that the user's factory returns.
@@ -102,7 +102,7 @@ class Model(abc.ABC):
     def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
         """`run` of each framework."""
 
-    def with_factors(self, factors: ForwardFactors) -> Model:
+    def with_factors(self, factors: ForwardFactors) -> FrameworkModel:
         """The model with these factors, if it takes any. They may be traced."""
         if self.factors is None:
             return self
@@ -110,7 +110,7 @@ class Model(abc.ABC):
         object.__setattr__(other, "factors", factors)
         return other
 
-    def in_evaluation(self) -> Model:
+    def in_evaluation(self) -> FrameworkModel:
         """The model as in evaluation: options such as train=True are turned around, and `evaluated` is applied."""
         turned = {name: EVALUATION.get(name, value) for name, value in self.options.items()}
         other = copy.copy(self)
@@ -189,7 +189,7 @@ class Model(abc.ABC):
         return InitProgram(closed, params)
 
 
-class LinenModel(Model):
+class LinenModel(FrameworkModel):
     """Users hold variables: {"params": ..., "batch_stats": ..., ...}."""
 
     layout = "in_out"
@@ -234,7 +234,7 @@ class LinenModel(Model):
         return jax.tree.leaves(state.get("batch_stats", {}))
 
 
-class HaikuModel(Model):
+class HaikuModel(FrameworkModel):
     """Users hold params, or (params, state) of `transform_with_state`; a call is apply(params, [state,] [rng,] ...),
     where `without_apply_rng` takes the rng away."""
 
@@ -275,7 +275,7 @@ class HaikuModel(Model):
         return list(inspect.signature(self.made.apply).parameters)[1 + self._stateful] == "rng"
 
 
-class NNXModel(Model):
+class NNXModel(FrameworkModel):
     """Users hold the module. make: a key, or Rngs -> the module."""
 
     layout = "in_out"
@@ -351,7 +351,7 @@ class NNXModel(Model):
         return self._parts[1]
 
 
-class PytreeModel(Model):
+class PytreeModel(FrameworkModel):
     """Users hold the model, a pytree that has its arrays: Equinox's modules, or parameters beside a function."""
 
     def _run(self, params: PyTree, state: PyTree, *inputs: Any, key: Any = None) -> tuple[jax.Array, PyTree]:
@@ -477,7 +477,7 @@ def adapt(
     options: Mapping[str, Any],
     call: Callable[..., Any] | None,
     output: Callable[[Any], jax.Array],
-) -> Model:
+) -> FrameworkModel:
     """The model that a factory makes at a width and depth; `setup` explains the arguments.
 
     Its factors are 1 if its call takes factors. Raises TypeError if it is of no framework known here.
@@ -488,7 +488,7 @@ def adapt(
         made_by = made_by.func
     # A class' own signature may be that of its metaclass, which hides the names.
     arguments = inspect.signature(made_by.__init__ if inspect.isclass(made_by) else made_by).parameters
-    kind: type[Model] | None = None
+    kind: type[FrameworkModel] | None = None
     if "rngs" in arguments:
         from flax import nnx
 

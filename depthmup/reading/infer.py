@@ -13,11 +13,21 @@ import jax
 
 from depthmup.names import at_least_one, short, unknown
 from depthmup.reading.blocks import Lists, stack_axis
-from depthmup.reading.graph import Program, Site, paths_of, sites, traced, uses_of
-from depthmup.reading.overrides import Override, Unclear, by_path, match, question
+from depthmup.reading.graph import Program, Site, paths_of, sites, traced_program, uses_of
+from depthmup.reading.overrides import Override, Unclear, match, overrides_by_path, question
 from depthmup.reading.places import Pass, Places, places_of
 from depthmup.reading.reading import Reading, ends, growing_axes, refuse_unplaced, unseen_by
-from depthmup.reading.roles import NEEDED, Leaf, Roled, fans, of_entries, of_shape, overridden, readouts, role_of_axes
+from depthmup.reading.roles import (
+    NEEDED,
+    Leaf,
+    Roled,
+    decide_readouts,
+    fans,
+    of_entries,
+    of_shape,
+    overridden,
+    role_of_axes,
+)
 from depthmup.reading.trees import InitFn, Trees, irregular, regular_width, trees
 from depthmup.rules.parameterization import Role
 from depthmup.rules.specs import (
@@ -84,13 +94,13 @@ def infer_specs(
     def params_at(width: int, depth: int) -> PyTree:
         return jax.eval_shape(lambda: parameters_only(init_fn(width, depth)))
 
-    rules = by_path(overrides or {}, (named(params_at(width, d)) for d in (depth, 2 * depth)))
+    rules = overrides_by_path(overrides or {}, (named(params_at(width, d)) for d in (depth, 2 * depth)))
     if apply is None:
         return inferred(init_fn, width, depth, residual, layout, rules, None)
 
     @functools.cache
     def program_at(depth: int) -> Program:
-        return traced(functools.partial(apply, width, depth), params_at(width, depth), inputs)
+        return traced_program(functools.partial(apply, width, depth), params_at(width, depth), inputs)
 
     @functools.cache
     def sites_at(times: int) -> list[Site]:
@@ -167,7 +177,7 @@ class _Inference:
             assert reading
             return ends(reading.sites(1), shapes.base, growing), paths_of(reading.sites(1), "unused")
 
-        lookalikes, why = readouts(roled, leaves, self.settled, self.layout, by_program if reading else None)
+        lookalikes, why = decide_readouts(roled, leaves, self.settled, self.layout, by_program if reading else None)
         if why:
             self.names.update(lookalikes)
             self.reasons.append(why)

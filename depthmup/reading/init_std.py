@@ -64,7 +64,7 @@ Kind = Literal["array", "same", "sample"]
 
 
 @dataclasses.dataclass
-class Value:
+class InitValue:
     """kind "array": an array as it is; "same": the one number of a constant array; "sample": SAMPLE of its entries."""
 
     kind: Kind
@@ -83,12 +83,12 @@ class InitProgram(NamedTuple):
         An initializer that is neither an elementwise function of random numbers nor orthogonal has None.
         """
         outs, consts = self.closed.jaxpr.outvars, self.closed.consts
-        key = [lambda: Value("array", jax.random.key(0)) for _ in self.closed.jaxpr.invars]
+        key = [lambda: InitValue("array", jax.random.key(0)) for _ in self.closed.jaxpr.invars]
         program = _Program(self.closed.jaxpr, consts, key, np.random.default_rng(0))
         return {path: program.std(out) for path, out in zip(flatten_shapes(self.params)[0], outs, strict=False)}
 
 
-def traced(init: Callable[[], PyTree]) -> InitProgram:
+def traced_init(init: Callable[[], PyTree]) -> InitProgram:
     """init: () -> parameters, any pytree."""
     trees = []
 
@@ -124,13 +124,13 @@ class _Program:
     """
 
     def __init__(
-        self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Callable[[], Value]], rng: np.random.Generator
+        self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Callable[[], InitValue]], rng: np.random.Generator
     ) -> None:
         self.arguments = dict(zip(jaxpr.invars, arguments, strict=True))
         self.consts = dict(zip(jaxpr.constvars, consts, strict=True))
         self.equations = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
         self.rng = rng
-        self.values: dict[Any, Value] = {}
+        self.values: dict[Any, InitValue] = {}
 
     def std(self, out: Any) -> Std:
         """The standard deviation of one result, whatever was read before."""
@@ -141,26 +141,26 @@ class _Program:
             return Std(None, None, out.aval.shape)
         return Std.of(value.entries, np.size(value.entries) if value.kind == "array" else None, out.aval.shape)
 
-    def read(self, atom: Any) -> Value:
+    def read(self, atom: Any) -> InitValue:
         if hasattr(atom, "val"):
-            return Value("same", np.asarray(atom.val, atom.aval.dtype))
+            return InitValue("same", np.asarray(atom.val, atom.aval.dtype))
         if atom not in self.values:
             if atom in self.arguments:
                 self.values[atom] = self.arguments[atom]()
             elif atom in self.consts:
-                self.values[atom] = Value("array", as_numpy(self.consts[atom]))
+                self.values[atom] = InitValue("array", as_numpy(self.consts[atom]))
             else:
                 self.values[atom] = self._compute(self.equations[atom], atom)
         return self.values[atom]
 
-    def _compute(self, equation: Any, out: Any) -> Value:
+    def _compute(self, equation: Any, out: Any) -> InitValue:
         name, shape = equation.primitive.name, out.aval.shape
         if name == "random_bits":
-            return Value("sample", _bits(self.rng, equation.params["bit_width"]))
+            return InitValue("sample", _bits(self.rng, equation.params["bit_width"]))
         if name == "qr":  # an orthogonal init multiplies the first result by the signs of the diagonal of the second
             rows = equation.invars[0].aval.shape[-2]
             first = out is equation.outvars[0]
-            return Value("sample", _normal(self.rng) / math.sqrt(rows)) if first else Value("same", np.ones(()))
+            return InitValue("sample", _normal(self.rng) / math.sqrt(rows)) if first else InitValue("same", np.ones(()))
         if equation.params.get("name") == "diagonal" and (whole := self.read(equation.invars[0])).kind == "same":
             return whole
         inner = inner_jaxpr(equation)
@@ -176,18 +176,18 @@ class _Program:
             return operands[0]
         if kinds <= {"array", "same"} and math.prod(shape) <= LARGEST:
             arrays = [_whole(value, atom.aval.shape) for value, atom in zip(operands, equation.invars, strict=True)]
-            return Value("array", evaluated(equation, arrays)[equation.outvars.index(out)])
+            return InitValue("array", evaluated(equation, arrays)[equation.outvars.index(out)])
         raise Unknown(name)
 
-    def _elementwise(self, equation: Any, operands: Sequence[Value], shape: Shape) -> Value:
+    def _elementwise(self, equation: Any, operands: Sequence[InitValue], shape: Shape) -> InitValue:
         kinds = {operand.kind for operand in operands}
         if "sample" in kinds and any(operand.kind == "array" and np.size(operand.entries) > 1 for operand in operands):
             raise Unknown(equation.primitive.name)
         kind: Kind = "sample" if "sample" in kinds else "array" if "array" in kinds else "same"
         filled = [_whole(operand, {"sample": (SAMPLE,), "array": shape, "same": ()}[kind]) for operand in operands]
-        return Value(kind, evaluated(equation, filled)[0])
+        return InitValue(kind, evaluated(equation, filled)[0])
 
-    def _called(self, equation: Any, jaxpr: Any, consts: Sequence[Any], out: Any) -> Value:
+    def _called(self, equation: Any, jaxpr: Any, consts: Sequence[Any], out: Any) -> InitValue:
         """A result of a called function, or of the first step of a scan."""
         arguments = [lambda atom=atom: self.read(atom) for atom in equation.invars]
         position = equation.outvars.index(out)
@@ -198,7 +198,7 @@ class _Program:
         value = _Program(jaxpr, consts, [*arguments[:unsliced], *members], self.rng).read(jaxpr.outvars[position])
         if position < parts_of_scan(equation)[1] or (value.kind == "array" and np.size(value.entries) > 1):
             raise Unknown("scan")
-        return value if value.kind == "sample" else Value("same", np.ravel(value.entries)[0])
+        return value if value.kind == "sample" else InitValue("same", np.ravel(value.entries)[0])
 
 
 def _bits(rng: np.random.Generator, width: int) -> np.ndarray:
@@ -213,19 +213,21 @@ def _normal(rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(numbers / numbers.std())
 
 
-def _whole(value: Value, shape: Shape) -> Any:
+def _whole(value: InitValue, shape: Shape) -> Any:
     if np.shape(value.entries) == shape:
         return value.entries
     if math.prod(shape) > LARGEST:
         raise Unknown("a large constant")
+    if value.kind == "array":
+        return np.broadcast_to(value.entries, shape)  # an axis of size 1
     return np.broadcast_to(np.ravel(value.entries)[:1], shape)
 
 
-def _first(value: Value) -> Value:
-    return Value("array", value.entries[0]) if value.kind == "array" else value
+def _first(value: InitValue) -> InitValue:
+    return InitValue("array", value.entries[0]) if value.kind == "array" else value
 
 
-def _joined(parts: Sequence[tuple[Value, int]], rng: np.random.Generator) -> Value:
+def _joined(parts: Sequence[tuple[InitValue, int]], rng: np.random.Generator) -> InitValue:
     """Arrays side by side: a sample of all of them, of each as much as its share of the entries."""
     total = sum(size for _, size in parts)
     entries = [
@@ -237,4 +239,4 @@ def _joined(parts: Sequence[tuple[Value, int]], rng: np.random.Generator) -> Val
         return parts[0][0]
     if any(value.kind == "array" for value, _ in parts):
         raise Unknown("concatenate")
-    return Value("sample", rng.permutation(np.resize(np.concatenate(entries), SAMPLE)))
+    return InitValue("sample", rng.permutation(np.resize(np.concatenate(entries), SAMPLE)))

@@ -33,7 +33,7 @@ class Unclear(Exception):
         self.why, self.guess = why, guess
 
 
-def by_path(overrides: Overrides, models: Iterable[Any]) -> dict[str, str]:
+def overrides_by_path(overrides: Overrides, models: Iterable[Any]) -> dict[str, str]:
     """The overrides with globs alone: paths in the place of functions that select parameters.
 
         by_path({lambda m: m.blocks[0].up: "trunk"}, [model])  # {"blocks/0/up/bias": "trunk", ...}

@@ -112,7 +112,7 @@ def overridden(name: str, shape: Shape, rule: Override, leaf: Leaf, layout: Layo
     return Roled(rule.role, axes or axes_for(rule.role, leaf, layout))
 
 
-def readouts(
+def decide_readouts(
     roled: dict[str, Roled],
     leaves: Mapping[str, Leaf],
     settled: Collection[str],

@@ -159,9 +159,9 @@ def _unused(source: Source, width: int, depth: int) -> str:
     returned = source.output is as_returned
     if not paths or (returned and not source.model(width, depth).sows()):
         return ""
-    what = "the model" if returned else "output="
+    start = "what the model returns does not depend on" if returned else "what output= returns does not depend on"
     return (
-        f"what {what} returns does not depend on {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
+        f"{start} {', '.join(sorted(set(map(starred, paths))))}, so that their roles "
         "come from shapes alone: return everything that the loss looks at, also what is sown, with output=, or check "
         "them with explain()"
     )

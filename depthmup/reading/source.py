@@ -17,12 +17,22 @@ import jax.numpy as jnp
 
 from depthmup.reading.audit import InitAudit, Initializers
 from depthmup.reading.forward import place, repeated
-from depthmup.reading.frameworks import Model, adapt
+from depthmup.reading.frameworks import FrameworkModel, adapt
 from depthmup.reading.gain import GainAudit, audit_gain
-from depthmup.reading.graph import CLOSED, ForwardError, Program, Site, Uses, contractions, sites, traced, uses_of
+from depthmup.reading.graph import (
+    CLOSED,
+    ForwardError,
+    Program,
+    Site,
+    Uses,
+    contractions,
+    sites,
+    traced_program,
+    uses_of,
+)
 from depthmup.reading.graph.axes import Axis
 from depthmup.reading.infer import inferred
-from depthmup.reading.overrides import by_path, placed_by
+from depthmup.reading.overrides import overrides_by_path, placed_by
 from depthmup.reading.reading import Reading, growing_axes, refuse_unplaced
 from depthmup.reading.roles import NEEDED
 from depthmup.reading.size_constants import Constant, changes, constants, constants_of_products
@@ -84,8 +94,8 @@ class Source:
             self._kept_of_models[key] = make()
         return self._kept_of_models[key]
 
-    def model(self, width: int, depth: int) -> Model:
-        def make() -> Model:
+    def model(self, width: int, depth: int) -> FrameworkModel:
+        def make() -> FrameworkModel:
             return adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output)
 
         return self._once_of_models(("model", width, depth), make)
@@ -94,7 +104,9 @@ class Source:
         """The forward pass at any width: no array is made."""
         model = self.model(width, depth)
         apply, (params, state) = functools.partial(_logits, model), model.shapes
-        return self._once_of_models(("program", width, depth), lambda: traced(apply, params, self.inputs, (state,)))
+        return self._once_of_models(
+            ("program", width, depth), lambda: traced_program(apply, params, self.inputs, (state,))
+        )
 
     def _contractions(self, width: int, depth: int) -> list[int]:
         return self._once_of_models(
@@ -339,7 +351,7 @@ class Source:
 
     def rules(self, width: int, *depths: int) -> Mapping[str, str]:
         """The overrides for models of these depths, with globs alone."""
-        return by_path(self.overrides, (self.model(width, depth).named for depth in depths))
+        return overrides_by_path(self.overrides, (self.model(width, depth).named for depth in depths))
 
     def _placed(self, width: int, depth: int) -> PyTree:
         specs, model = self.roles(width, depth), self.model(width, depth)
@@ -440,13 +452,13 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
     return tuple(shape) == tuple(stacked)
 
 
-def traceable(model: Model) -> tuple[Callable[..., jax.Array], PyTree]:
+def traceable(model: FrameworkModel) -> tuple[Callable[..., jax.Array], PyTree]:
     """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
     params, state = model.shapes[0], model.made_up_state
     return lambda params, *inputs: _logits(model, params, state, *inputs), params
 
 
-def _logits(model: Model, params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
+def _logits(model: FrameworkModel, params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
     logits, after = model.run(params, state, *inputs)
     pairs = zip(model.statistics(after), model.statistics(state), strict=True)
     kept = [new is old for new, old in pairs if jnp.issubdtype(old.dtype, jnp.floating)]  # without limits and counts

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from depthmup.files import digest, write_atomically
-from depthmup.measure.maximal_update import Average, MaximalUpdate, checked, warn_if_deep
+from depthmup.measure.maximal_update import Average, MaximalUpdate, checked_update, warn_if_deep
 from depthmup.settings import NOT_AT_THE_START, Settings
 from depthmup.trials.config_study import ConfigPoint, ConfigStudy
 from depthmup.trials.plan import trials_of
@@ -38,7 +38,7 @@ def calibrate(settings: Settings, average: Average = "arithmetic") -> MaximalUpd
     study = ConfigStudy(settings)
     per_seed, mean_squares = next(_profiles(study, [ConfigPoint(settings)]))
     warn_if_deep(settings.model.depth, settings.model.width)
-    return checked(MaximalUpdate(per_seed, mean_squares, average))
+    return checked_update(MaximalUpdate(per_seed, mean_squares, average))
 
 
 def calibrations(
@@ -50,7 +50,7 @@ def calibrations(
     """
     path = workdir / FILE
     known = kept(workdir)
-    asked = {key(study, point): point for point in points}
+    asked = {calibration_key(study, point): point for point in points}
     missing = {name: point for name, point in asked.items() if name not in known}
     for number, (name, profile) in enumerate(zip(missing, _profiles(study, missing.values()), strict=True)):
         # JSON has no infinity.
@@ -77,7 +77,7 @@ def kept(workdir: Path) -> dict[str, Any]:
     return {}
 
 
-def key(study: Study, point: Point) -> str:
+def calibration_key(study: Study, point: Point) -> str:
     """A hash of what a calibration depends on."""
     leaves = {**point.leaves, "seed": study.seed}
     at_start = {name: value for name, value in leaves.items() if name not in NOT_AT_THE_START}

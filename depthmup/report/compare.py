@@ -15,7 +15,7 @@ from depthmup.report import interactive, page, panels, words
 from depthmup.report.curves import finished, grouped_by, judge
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials import model_study
-from depthmup.trials.config_study import from_identity
+from depthmup.trials.config_study import config_study_from
 from depthmup.trials.identity import HASHES
 from depthmup.trials.store import load
 from depthmup.trials.verdicts import TransferCurve
@@ -89,7 +89,11 @@ def _verdict(c: TransferCurve) -> words.Cells:
 def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
     try:
         saved = read_settings(workdir)
-        study = model_study.from_identity(saved) if model_study.is_identity(saved) else from_identity(saved, data_dir)
+        study = (
+            model_study.model_study_from(saved)
+            if model_study.is_identity(saved)
+            else config_study_from(saved, data_dir)
+        )
     except WorkdirError as error:
         raise WorkdirError(f"{error}: give the --workdir of main.py sweep") from error
     except (KeyError, TypeError, ValueError) as error:

@@ -15,10 +15,10 @@ from depthmup.report import calibration
 from depthmup.settings import LEARNING_RATE
 from depthmup.trials.adaptive import Search
 from depthmup.trials.plan import combinations, size_keys, sizes
-from depthmup.trials.plan import trials as planned
+from depthmup.trials.plan import grid_trials as planned
 from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
-from depthmup.trials.verdicts import DepthLaws, Names, TransferCurve, added, in_words, verdicts
+from depthmup.trials.verdicts import DepthLaws, Names, TransferCurve, added, variant_words, verdicts
 
 Item = TypeVar("Item")  # of `grouped_by`
 Key = TypeVar("Key")
@@ -97,7 +97,7 @@ def curves_along_depth(study: Study) -> dict[tuple[Names, float], Point]:
     keys, depths = added(study, LEARNING_RATE), study.along["depth"].values()
     for point, _ in combinations(study):
         if any(all(point.leaves[key] == value for key, value in at.items()) for at in depths):
-            variant = in_words(keys, [point.leaves[key] for key in keys])
+            variant = variant_words(keys, [point.leaves[key] for key in keys])
             result[(point.optimizer, point.parameterization, variant), float(point.depth)] = point
     return result
 
@@ -111,7 +111,7 @@ def _laws(
         law = power_law(result.values, result.optimal_lr, [optimum.stderr for optimum in result.optima])
     if not points:
         return DepthLaws(power_law=law)
-    names = {depth: calibration.key(study, point) for depth, point in points.items()}
+    names = {depth: calibration.calibration_key(study, point) for depth, point in points.items()}
     updates = {depth: calibrated[name] for depth, name in names.items() if name in calibrated}
     pairs = zip(result.values, result.optimal_lr, strict=True)
     tuned = next((depth for depth, rate in pairs if rate is not None), None)

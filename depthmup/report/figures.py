@@ -22,15 +22,15 @@ from depthmup.trials.verdicts import TransferCurve
 LETTERS = 38  # that the title of one of two panels has room for
 
 
-def loss_curves(curves: Sequence[TransferCurve]) -> Figure | None:
+def loss_figure(curves: Sequence[TransferCurve]) -> Figure | None:
     """The score against the learning rate, or against another hyperparameter, with a line for each size. None without
     curves."""
     return draw(panels.losses(curves)) if curves else None
 
 
-def optima(curves: Sequence[TransferCurve]) -> Figure:
+def optima_figure(curves: Sequence[TransferCurve]) -> Figure:
     """The optimum against the size with its fit."""
-    return draw(panels.optima(curves))
+    return draw(panels.optima_panels(curves))
 
 
 def draw(picture: panels.Picture) -> Figure:

@@ -17,9 +17,9 @@ from depthmup.rules import recommended
 from depthmup.rules.batch_rules import RULES
 from depthmup.rules.optim import family_of
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put, value_of
-from depthmup.train.build import optimizer_of, run_of, steps_of, task_of
+from depthmup.train.build import config_run, optimizer_of, steps_of, task_of
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
-from depthmup.trials.config_study import ConfigStudy, from_identity
+from depthmup.trials.config_study import ConfigStudy, config_study_from
 from depthmup.trials.plan import score
 from depthmup.trials.store import load
 from depthmup.trials.verdicts import TransferCurve
@@ -90,7 +90,7 @@ def grow(
         changes |= _run(settings, batch_size, epochs, batch_rule)
     grown = put(settings, changes | {"model.width": width, "model.depth": depth})
     task_of(grown)  # raises if the family has no such shape
-    if run := run_of(grown):
+    if run := config_run(grown):
         optimizer_of(grown)  # raises if the rule has no such size
         notes.append(run.words(grown.optimizer.name))
     expected = None
@@ -117,7 +117,7 @@ def swept_settings(settings: Settings, workdir: str | Path, given: Collection[st
         return settings
     saved = read_settings(bucket.folder(workdir))
     try:
-        swept = from_identity(saved, settings.data.data_dir).settings
+        swept = config_study_from(saved, settings.data.data_dir).settings
     except (KeyError, TypeError, ValueError) as error:
         raise WorkdirError(f"{path} is not that of a sweep of a config: give the --workdir of main.py sweep") from error
     names = {"parameterization.name": swept.sweep.parameterizations, "optimizer.name": swept.sweep.optimizers}
@@ -171,7 +171,7 @@ def _predicted(
         p = law.at(**sizes)
     except ValueError as error:
         return grown, f"{copies}: {error}", None
-    run = run_of(grown)
+    run = config_run(grown)
     factor = run.factors(family_of(grown.optimizer.name))["learning_rate"] if run else 1.0
     octaves = math.log2(p.high / p.low)
     prediction = (

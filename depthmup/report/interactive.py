@@ -50,7 +50,7 @@ def plots(pictures: Iterable[Picture]) -> dict[str, Json]:
     return result
 
 
-def trials(curves: Sequence[TransferCurve], study: Study, learning: LearningCurves, program: str) -> Json:
+def clicked_trials(curves: Sequence[TransferCurve], study: Study, learning: LearningCurves, program: str) -> Json:
     """What a click on a point shows of its trials: settings, loss, learning curve, and the command to run one alone.
 
     program: what starts the command, such as "python main.py". The entry "keys" has the trials' keys, in the order of

@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from depthmup.fit import Prediction, ScalingLaw
-from depthmup.fit.curve import POINTS, checked
+from depthmup.fit.curve import POINTS, checked_curve
 from depthmup.fit.optimum import curve_optimum
 from depthmup.fit.picture import Mark, paint, plain_log
-from depthmup.fit.scaling_law import Estimate, Rates
+from depthmup.fit.scaling_law import LawEstimate, Rates
 from depthmup.names import floats, plain
 from depthmup.report.drawing import STYLE, WIDTH, png
 
@@ -81,7 +81,7 @@ class LargeRun:
             loss, diverged, trained = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
             places = at, seeds[here]
             loss[places], diverged[places], trained[places] = losses[here], failed[here], True
-            curve = checked(grid, loss, None, diverged, trained)
+            curve = checked_curve(grid, loss, None, diverged, trained)
             if len(curve.x) >= POINTS and (optimum := curve_optimum(curve)).learning_rate is not None:
                 result.append([*size, optimum.learning_rate, optimum.low, optimum.high])
         *of_axes, value, low, high = np.array(result, float).reshape(-1, len(self.law.axes) + 3).T
@@ -290,7 +290,7 @@ class LargeRun:
         panel.set_xlabel(plain(_words(axis)))
 
 
-def page(run: LargeRun, command: str) -> str:
+def law_page(run: LargeRun, command: str) -> str:
     """A page that needs no other file. command: what made it."""
     question = question_of(run.law.hyperparameter)
     style = resources.files("depthmup.report").joinpath("style.css").read_text()
@@ -313,7 +313,7 @@ def question_of(hyperparameter: str) -> str:
     return f"Which {_words(hyperparameter)} does the large run want?"
 
 
-def _interval(e: Estimate) -> str:
+def _interval(e: LawEstimate) -> str:
     return f"{e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}]"
 
 

@@ -10,7 +10,7 @@ import pandas
 
 from depthmup.report import page
 from depthmup.report.curves import finished, judge
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from depthmup.trials.progress import Progress
 from depthmup.trials.study import Row, Study, Trial
 
@@ -54,9 +54,9 @@ class LiveReport:
         assert self._last
         rows, line, share = self._last
         if rows and not self._plan and not self._study.sweep.adaptive:
-            self._plan = trials(self._study)
+            self._plan = grid_trials(self._study)
         judged = finished(rows, self._study, self._plan) if rows else None
         table, study = judged or (pandas.DataFrame(rows.values()), self._study)
         curves = judge(table, study) if judged else []
         unfinished = page.Unfinished(stopped or line, share, time.time())
-        page.write(curves, table, study, self._workdir, self._command, unfinished)
+        page.write_report(curves, table, study, self._workdir, self._command, unfinished)

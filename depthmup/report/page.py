@@ -44,7 +44,7 @@ class Unfinished(NamedTuple):
     at: float
 
 
-def write(
+def write_report(
     curves: Sequence[TransferCurve],
     rows: pandas.DataFrame,
     study: Study,
@@ -67,7 +67,7 @@ def write(
     data: dict[str, Any] = {"plots": {}, "written": unfinished and unfinished.at}
     if curves:
         learning = LearningCurves(workdir)
-        trials = interactive.trials(curves, study, learning, words.program(command))
+        trials = interactive.clicked_trials(curves, study, learning, words.program(command))
         drawn = list(panels.pictures(curves, learning, trials.pop("keys")))
         data |= {"plots": interactive.plots(drawn), "trials": trials}
         for picture in drawn:
@@ -84,7 +84,7 @@ def write(
         next=_next(curves, study, command, course) if not unfinished else "",
         laws=laws(curves),
         rules=rules(curves),
-        optima=optima(curves),
+        optima=optima_rows(curves),
         course=course and {"picture": _written(workdir / "search.png", course.figure()), "table": course.table()},
         question=question_of(judged_name(study.searched)),
         large_run=None if unfinished else _large_run(curves, rows, study, workdir),
@@ -206,7 +206,7 @@ def laws(curves: Sequence[TransferCurve]) -> list[Cells]:
     return result
 
 
-def optima(curves: Sequence[TransferCurve]) -> list[Cells]:
+def optima_rows(curves: Sequence[TransferCurve]) -> list[Cells]:
     """A row for each curve and size."""
     result = []
     for c in curves:
@@ -248,10 +248,14 @@ def verdict_table(curves: Sequence[TransferCurve]) -> str:
                     for size, o in zip(c.result.values, c.result.optima, strict=True)
                 }
                 edges.append({"": c.title} | ends | {"drift per doubling": words.drift(c.result.edge_drift)})
-        parts.append(f"best {name} at {axis} (*: at the edge; none: no optimum inside the grid)\n{words.text(best)}")
+        parts.append(
+            f"best {name} at {axis} (*: at the edge; none: no optimum inside the grid)\n{words.table_text(best)}"
+        )
         if edges:
             about = f"edge, the {name} above which training is not possible, at {axis}"
-            parts.append(f"{about} (above: beyond the grid; none: no value trains every seed)\n{words.text(edges)}")
+            parts.append(
+                f"{about} (above: beyond the grid; none: no value trains every seed)\n{words.table_text(edges)}"
+            )
     return "\n\n".join(parts)
 
 
@@ -259,7 +263,7 @@ def rule_table(curves: Sequence[TransferCurve]) -> str:
     """`rules` as text; "" without a curve along depth."""
     about = "octaves between the best learning rate at a depth and what a rule makes of the smallest depth's best"
     rows = rules(curves)
-    return f"{about}: mean, largest\n{words.text(rows)}" if rows else ""
+    return f"{about}: mean, largest\n{words.table_text(rows)}" if rows else ""
 
 
 def best_table(rows: pandas.DataFrame, study: Study) -> str:
@@ -279,7 +283,7 @@ def best_table(rows: pandas.DataFrame, study: Study) -> str:
                     f"{measure} there": f"{value:.4f}" if is_known else "",
                 }
             )
-    return words.text(cells)
+    return words.table_text(cells)
 
 
 def summary(curves: Sequence[TransferCurve], study: Study) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def pictures(
     number = {key: i for i, key in enumerate(trials)}
     for block in words.blocks(curves):
         yield losses(block, number)
-        yield optima(block)
+        yield optima_panels(block)
         if learning and block[0].of_rate:
             yield from _over_steps(block, learning)
 
@@ -117,7 +117,7 @@ def losses(block: words.Block, number: Mapping[str, int] | None = None) -> Pictu
     )
 
 
-def optima(block: words.Block) -> Picture:
+def optima_panels(block: words.Block) -> Picture:
     """The optimum against the size: a panel for each optimizer and variant, a line for each parameterization.
 
     The dashed fit is the power law with its band where there are three optima, else the line of the drift.

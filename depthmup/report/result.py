@@ -101,7 +101,7 @@ class SweepResult:
         chosen = axis or next(iter(axes))
         if chosen not in axes:
             raise unknown("axis of this sweep", chosen, axes)
-        figure = figures.loss_curves(axes[chosen])
+        figure = figures.loss_figure(axes[chosen])
         if path is not None and figure is not None:
             Path(path).write_bytes(drawing.png(figure))
         return figure
@@ -120,7 +120,7 @@ class SweepResult:
         if folder is None:
             raise ValueError("these trials have no workdir: say where to write the report, report(folder)")
         Path(folder).mkdir(parents=True, exist_ok=True)
-        return page.write(self.curves, self.rows, self.study, Path(folder), "depthmup.sweep")
+        return page.write_report(self.curves, self.rows, self.study, Path(folder), "depthmup.sweep")
 
     def _repr_html_(self) -> str:
         figure = self.plot()

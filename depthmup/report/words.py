@@ -56,7 +56,7 @@ def rate(value: float | None, without: str = "none") -> str:
     return without if value is None else f"{value:.3g}"
 
 
-def text(rows: Sequence[Cells]) -> str:
+def table_text(rows: Sequence[Cells]) -> str:
     """A table as text, with columns as wide as they must be."""
     titles = {title: title for row in rows for title in row}
     widths = {title: max(len(row.get(title, NONE)) for row in (titles, *rows)) for title in titles}
@@ -122,7 +122,7 @@ def answers(curves: Sequence[TransferCurve]) -> str:
     for block in blocks(curves):
         undecided = [c for c in block if c.result.verdict in (UNDECIDED, NOTHING)]
         reasons = [f"{c.title}: {c.result.verdict}: {c.result.reason}" for c in undecided]
-        lines += [text(table(block)), *reasons, ""]
+        lines += [table_text(table(block)), *reasons, ""]
     if any(c.of_rate for c in curves):
         rates = "; ".join(
             f"{rate(c.result.tuned)} for {c.optimizer} under {c.name} (the best of {c.axis} {c.result.values[0]:g})"

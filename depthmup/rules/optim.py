@@ -218,7 +218,7 @@ def scale_by_parameterization(
 
     Source: docs/rules.md section 0, rows `SGD LR` to `Shampoo2 LR`.
     """
-    lr = by_path(specs, leaf_factors(p, specs, family).lr)
+    lr = values_by_path(specs, leaf_factors(p, specs, family).lr)
     return of_parameters(specs, lambda specs: scale_by_tree(of_each_spec(specs, lr)))
 
 
@@ -373,7 +373,7 @@ def after_clipping(
     inverse = jax.tree.map(lambda s: 1 / s, divisor)
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        size = optax.tree.norm(scaled(updates, inverse))
+        size = optax.tree.norm(scaled_leaves(updates, inverse))
         clipped = jax.tree.map(
             lambda u: u if is_hidden(u) else jnp.where(size < norm, u, (u / size.astype(u.dtype)) * norm),
             updates,
@@ -435,12 +435,14 @@ def stored_divided(divisor: PyTree, tx: optax.GradientTransformation) -> optax.G
     inverse = jax.tree.map(lambda s: 1 / s, divisor)
 
     def init(params: PyTree) -> PyTree:
-        return tx.init(scaled(params, divisor))
+        return tx.init(scaled_leaves(params, divisor))
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        weights = None if params is None else scaled(params, divisor)
-        updates, state = optax.with_extra_args_support(tx).update(scaled(updates, inverse), state, weights, **extra)
-        return scaled(updates, inverse), state
+        weights = None if params is None else scaled_leaves(params, divisor)
+        updates, state = optax.with_extra_args_support(tx).update(
+            scaled_leaves(updates, inverse), state, weights, **extra
+        )
+        return scaled_leaves(updates, inverse), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -475,7 +477,7 @@ def of_parameters(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def by_path(specs: PyTree, tree: PyTree) -> dict[str, Any]:
+def values_by_path(specs: PyTree, tree: PyTree) -> dict[str, Any]:
     """{path: value} of a tree in the structure of the specs."""
     return dict(zip((spec.path for spec in leaves_of(specs)), jax.tree.leaves(tree), strict=True))
 
@@ -488,10 +490,10 @@ def of_each_spec(specs: PyTree, values: Mapping[str, Any]) -> PyTree:
 def scale_by_tree(scale: PyTree) -> optax.GradientTransformation:
     """Multiply each leaf of the updates by a scalar and keep its dtype; leaves hidden by `optax.masked` stay hidden."""
 
-    return optax.stateless(lambda updates, params: scaled(updates, scale))
+    return optax.stateless(lambda updates, params: scaled_leaves(updates, scale))
 
 
-def scaled(tree: PyTree, scale: PyTree) -> PyTree:
+def scaled_leaves(tree: PyTree, scale: PyTree) -> PyTree:
     """Each leaf times a scalar, in the leaf's dtype; leaves hidden by `optax.masked` stay hidden, and those that are no
     parameters, which have no scalar, as they are."""
     return jax.tree.map(

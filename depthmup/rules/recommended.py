@@ -19,7 +19,7 @@ WORDS: dict[Branches, str] = {
 PAGE = "docs/guide/choose.md"
 
 
-class Choice(NamedTuple):
+class Recommendation(NamedTuple):
     """families: those of the optimizers for which it was trained or derived. take: None if trainings do not decide."""
 
     branches: Branches
@@ -28,11 +28,11 @@ class Choice(NamedTuple):
 
 
 CHOICES = (
-    Choice("several", ("adam",), "completep"),
-    Choice("several", ("muon",), "depth_ode"),
-    Choice("several", ("sgd", "adafactor", "shampoo2"), None),
-    Choice("one", ("adam", "muon", "sgd", "adafactor", "shampoo2"), "depth_mup"),
-    Choice("alone", ("adam", "muon", "sgd", "adafactor", "shampoo2"), "mup"),
+    Recommendation("several", ("adam",), "completep"),
+    Recommendation("several", ("muon",), "depth_ode"),
+    Recommendation("several", ("sgd", "adafactor", "shampoo2"), None),
+    Recommendation("one", ("adam", "muon", "sgd", "adafactor", "shampoo2"), "depth_mup"),
+    Recommendation("alone", ("adam", "muon", "sgd", "adafactor", "shampoo2"), "mup"),
 )
 
 

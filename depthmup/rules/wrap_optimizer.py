@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from depthmup.names import unknown
-from depthmup.rules.optim import around_offsets, in_form_mup, of_parameters, scaled
+from depthmup.rules.optim import around_offsets, in_form_mup, of_parameters, scaled_leaves
 from depthmup.rules.parameterization import FAMILIES, FamilyName, Parameterization
 from depthmup.rules.specs import ParamSpec, PyTree, is_spec, leaves_of
 from depthmup.rules.specs import factors as leaf_factors
@@ -163,9 +163,9 @@ def _with_factors(p: Parameterization, specs: PyTree, rules: Rules) -> optax.Gra
             ) from error
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        weights = None if params is None else scaled(params, weigh)
-        updates, state = inner.update(scaled(updates, shrink), state, weights, **extra)
-        return scaled(updates, scale), state
+        weights = None if params is None else scaled_leaves(params, weigh)
+        updates, state = inner.update(scaled_leaves(updates, shrink), state, weights, **extra)
+        return scaled_leaves(updates, scale), state
 
     of_weights = optax.GradientTransformationExtraArgs(init, update)
     return around_offsets(p, specs, in_form_mup(p, specs, of_weights))

@@ -31,7 +31,7 @@ def check_number(name: str, value: Any, within: Range = FINITE) -> None:
         raise ValueError(f"{name} must be one number, got shape {np.shape(value)}")
 
 
-def check_readout(readout: ReadoutName) -> None:
+def check_readout_name(readout: ReadoutName) -> None:
     if readout not in READOUTS:
         raise unknown("readout", readout, READOUTS)
 

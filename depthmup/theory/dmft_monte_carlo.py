@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from depthmup.names import at_least_one, whole
 from depthmup.theory.checks import GROUPS, check_memory
-from depthmup.theory.dmft_sweep import normal_draws, sweep
+from depthmup.theory.dmft_sweep import normal_draws, sweep_times
 from depthmup.theory.equations import Dynamics, Equations, deepest_of, equations_of, solve_at_depth, warn_of_divergence
 from depthmup.theory.lazy import lazy_kernels
 from depthmup.theory.lazy_training import check_lazy_memory, lazy_dynamics
@@ -78,7 +78,7 @@ def dmft(
     for replicate in range(replicates):
 
         def solve(at_depth: Equations, seeds: tuple[int, int] = (seed, replicate)) -> Dynamics:
-            return sweep(at_depth, normal_draws(at_depth, samples, seeds))
+            return sweep_times(at_depth, normal_draws(at_depth, samples, seeds))
 
         runs.append(solve_at_depth(problem, equations, solve, depths))
     mean = jax.tree.map(lambda *leaves: sum(leaves) / replicates, *runs)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FLOOR = 1e-12
 
 
-class Side(NamedTuple):
+class MatrixSide(NamedTuple):
     """What one side of a matrix of each of the L branches receives, filled up to the time of the sweep; later rows are
     still 0.
 
@@ -39,8 +39,8 @@ class Weights(NamedTuple):
     """One matrix of each branch. It multiplies `inputs` on its way forward, for T P pairs (t, mu), and receives
     `gradients` with respect to its products, for T P C triples (t, mu, c). Their kernels are Phi and G."""
 
-    inputs: Side
-    gradients: Side
+    inputs: MatrixSide
+    gradients: MatrixSide
 
 
 class Draws(NamedTuple):
@@ -67,7 +67,7 @@ class Now(NamedTuple):
 
 
 @jax.jit
-def sweep(equations: Equations, normal: Draws) -> Dynamics:
+def sweep_times(equations: Equations, normal: Draws) -> Dynamics:
     """One sweep over t, at each time forward through the layers, then backward; docs/theory.md sections 4, 4.2, 4.5.
 
     A field is a row of S samples, four for each number of a row of `normal`.
@@ -138,8 +138,8 @@ def sweep(equations: Equations, normal: Draws) -> Dynamics:
     return _dynamics(*jax.lax.fori_loop(0, T, time, start))
 
 
-def _empty(L: int, n: int, S: int) -> Side:
-    return Side(jnp.zeros((L, n, S)), jnp.zeros((L, n, n)), jnp.tile(jnp.eye(n), (L, 1, 1)))
+def _empty(L: int, n: int, S: int) -> MatrixSide:
+    return MatrixSide(jnp.zeros((L, n, S)), jnp.zeros((L, n, n)), jnp.tile(jnp.eye(n), (L, 1, 1)))
 
 
 def _dynamics(weights: Sequence[Weights], h: jax.Array, last: jax.Array, g0: jax.Array, F: jax.Array) -> Dynamics:
@@ -185,17 +185,17 @@ def _backward(
 
 
 def _put_in(
-    side: Side, draws: jax.Array, layer: jax.Array, values: jax.Array, start: jax.Array
-) -> tuple[Side, jax.Array, jax.Array]:
+    side: MatrixSide, draws: jax.Array, layer: jax.Array, values: jax.Array, start: jax.Array
+) -> tuple[MatrixSide, jax.Array, jax.Array]:
     """The `Side` with the values of time t, their rows of its kernel, and the sources of this covariance at time t."""
     stored = _put(side.values, values, layer, start)
     rows = values @ stored[layer].T / values.shape[1]  # the kernel at (t, s); for s > t it is 0
     root = _extended(side.roots[layer], rows, start)
     kernel, roots = _put(side.kernel, rows, layer, start), _put(side.roots, root, layer, start)
-    return Side(stored, kernel, roots), rows, root @ draws[layer]
+    return MatrixSide(stored, kernel, roots), rows, root @ draws[layer]
 
 
-def _response(field: jax.Array, other: Side, draws: jax.Array, layer: jax.Array, count: jax.Array) -> jax.Array:
+def _response(field: jax.Array, other: MatrixSide, draws: jax.Array, layer: jax.Array, count: jax.Array) -> jax.Array:
     """<field zeta> C^-1 for the other side's white noise zeta and Cholesky factor C, with 0 in place of <field zeta>
     where it is not computed yet: beyond the first `count` columns."""
     with_draws = field @ draws[layer].T / field.shape[1]

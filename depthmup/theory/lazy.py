@@ -21,7 +21,7 @@ from depthmup.theory.checks import (
     check_kernel,
     check_memory,
     check_number,
-    check_readout,
+    check_readout_name,
     rounding,
 )
 from depthmup.theory.flow import Flow, integrate, relu_flow
@@ -99,7 +99,7 @@ def lazy_kernels(
     depth = depth if depth is None else at_least_one("depth", depth)
     activation = known(activation)
     ALPHA.check("alpha", alpha)
-    check_readout(readout)
+    check_readout_name(readout)
     check_number("beta", beta)
     Kx, rows, columns = _checked(Kx, norms)
     if activation not in CLOSED and concrete(rows, columns, Kx):

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from depthmup.activations import Activation, ActivationName
 from depthmup.names import FINITE, NOT_NEGATIVE, Range, at_least_one, listed, short, unknown
-from depthmup.theory.checks import ALPHA, GROUPS, ReadoutName, check_array, check_kernel, check_readout
+from depthmup.theory.checks import ALPHA, GROUPS, ReadoutName, check_array, check_kernel, check_readout_name
 from depthmup.theory.moments import known
 from depthmup.theory.precision import concrete
 
@@ -79,7 +79,7 @@ class Problem:
     def __post_init__(self) -> None:
         check_kernel(self.Kx)
         ALPHA.check("alpha", self.alpha)
-        check_readout(self.readout)
+        check_readout_name(self.readout)
         if self.branch_weights not in (1, 2):
             raise ValueError(f"branch_weights must be 1 or 2, got {self.branch_weights}")
         for group in listed("trained", self.trained):

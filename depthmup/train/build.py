@@ -89,7 +89,7 @@ def hyper_of(settings: Settings) -> Hyper:
     return task_of(settings).hyper(settings.parameterization.build(), seed=settings.seed, **traced, **optimizer)
 
 
-def run_of(settings: Settings) -> Run | None:
+def config_run(settings: Settings) -> Run | None:
     """Batch size and steps beside the base's, if the config has a batch_rule."""
     if settings.parameterization.batch_rule is None:  # the steps of every trial are not counted for nothing
         return None
@@ -100,7 +100,7 @@ def optimizer_of(settings: Settings) -> dict[str, Any]:
     """The optimizer's hyperparameters at the batch size and the steps of this training. Raises SettingsError for what
     the batch_rule does not allow."""
     values = {"learning_rate": settings.optimizer.learning_rate, **settings.optimizer.numbers}
-    run = run_of(settings)
+    run = config_run(settings)
     try:
         return run.scaled(settings.optimizer.name, values) if run else values
     except ValueError as error:

@@ -13,7 +13,7 @@ from depthmup.models.convolution import conv_p
 from depthmup.train.step import Hyper, Trainable
 
 
-def count(function: Callable[..., Any], *arguments: Any) -> float:
+def count_operations(function: Callable[..., Any], *arguments: Any) -> float:
     """Operations of all matrix products and convolutions of a function.
 
     A multiplication and its addition count as 2. The body of a scan counts as often as it runs, the body of a
@@ -28,7 +28,7 @@ def count(function: Callable[..., Any], *arguments: Any) -> float:
 def of_step(task: Trainable, hyper: Hyper, batch_size: int) -> float:
     """Operations of a training step, forwards and backwards."""
     arrays = hyper.arrays()
-    return count(task.step, jax.eval_shape(task.init, arrays), task.batch_shapes(batch_size), arrays)
+    return count_operations(task.step, jax.eval_shape(task.init, arrays), task.batch_shapes(batch_size), arrays)
 
 
 def _count(jaxpr: Any) -> float:

@@ -72,7 +72,7 @@ class Reader:
             self._take(stretch.step, stretch.read())
 
 
-def ends(steps: int, *every: int | None, also: Iterable[int] = (), start: int = 0) -> list[int]:
+def stretch_ends(steps: int, *every: int | None, also: Iterable[int] = (), start: int = 0) -> list[int]:
     """The steps, after `start`, at which stretches end: multiples of each `every`, the steps in `also`, and `steps`."""
     wanted = {steps, *also}
     for interval in filter(None, every):
@@ -180,7 +180,7 @@ class TrialLoop:
         """
         state, hyper = self.start(hypers)
         reader = Reader(report or (lambda step, metrics: None))
-        for stretch in self.stretches(state, hyper, 0, ends(steps, every)):
+        for stretch in self.stretches(state, hyper, 0, stretch_ends(steps, every)):
             state = stretch.state
             reader.follow(stretch)
         reader.catch_up()

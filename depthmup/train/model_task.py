@@ -12,7 +12,7 @@ import optax
 
 from depthmup.data.batch_checks import NOT_COMPILED, UNTRACED, no_loss, shapes_of
 from depthmup.reading.audit import InitAudit
-from depthmup.reading.frameworks import Model
+from depthmup.reading.frameworks import FrameworkModel
 from depthmup.rules.optim import (
     after_clipping,
     divisor,
@@ -41,7 +41,7 @@ class ModelTask(Trainable):
     shapes: examples -> shapes of a batch. options: of a named optimizer, the same for all trials (mask, nesterov).
     """
 
-    model: Model
+    model: FrameworkModel
     specs: PyTree
     correction: InitAudit | None
     criterion: Loss
@@ -107,7 +107,7 @@ class ModelTask(Trainable):
         )
 
 
-def hyper_of(
+def trial_hyper(
     p: Parameterization,
     specs: PyTree,
     optimizer: str | None,
@@ -143,7 +143,7 @@ def hyper_of(
     )
 
 
-class Traced(NamedTuple):
+class TaskPrograms(NamedTuple):
     """The jaxprs of a task's init and step. state: the state before the first step, of shapes."""
 
     init: Any
@@ -151,7 +151,7 @@ class Traced(NamedTuple):
     state: Any
 
 
-def traced(task: ModelTask, arrays: Hyper, batch: Batch) -> Traced:
+def task_programs(task: ModelTask, arrays: Hyper, batch: Batch) -> TaskPrograms:
     """The jaxprs at the shapes of a batch. Raises SettingsError for a loss that is no scalar, and for an optimizer that
     needs more than gradients."""
     init, state = jax.make_jaxpr(task.init, return_shape=True)(arrays)
@@ -163,7 +163,7 @@ def traced(task: ModelTask, arrays: Hyper, batch: Batch) -> Traced:
     if problem := no_loss(loss):
         raise SettingsError(problem)
     try:
-        return Traced(init, jax.make_jaxpr(task.step)(state, shapes, arrays), state)
+        return TaskPrograms(init, jax.make_jaxpr(task.step)(state, shapes, arrays), state)
     except TypeError as error:
         if "missing" not in str(error) or "keyword-only argument" not in str(error):
             raise

@@ -98,7 +98,7 @@ QUANTITIES: dict[Quantity, Quantified] = {
 def measurement(task: Any, names: Sequence[Quantity], batch: Callable[[int], Batch], batch_size: int) -> Measurement:
     """What measures the named quantities (sweep.measure) on a fixed batch. batch: number of examples -> a batch."""
     batches = {name: batch(batch_size if QUANTITIES[name].cost else NOISE_PARTS * NOISE_PART) for name in names}
-    return Measurement(functools.partial(measured, task), batches)
+    return Measurement(functools.partial(measured_quantities, task), batches)
 
 
 def cost_of_measuring(name: Quantity, batch_size: int) -> float:
@@ -106,6 +106,8 @@ def cost_of_measuring(name: Quantity, batch_size: int) -> float:
     return QUANTITIES[name].cost or NOISE_PARTS * NOISE_PART / batch_size
 
 
-def measured(task: Any, state: TrainState, hyper: Hyper, batches: Mapping[Quantity, Batch]) -> dict[str, jax.Array]:
+def measured_quantities(
+    task: Any, state: TrainState, hyper: Hyper, batches: Mapping[Quantity, Batch]
+) -> dict[str, jax.Array]:
     """{name: array} of the quantities for which there is a batch."""
     return {name: QUANTITIES[name].measure(task, state, batch, hyper) for name, batch in batches.items()}

@@ -27,7 +27,7 @@ from depthmup.train.devices import BatchOverDevices, StateOverDevices, check_mes
 from depthmup.train.divergence import NEVER, finite
 from depthmup.train.drive import Hooks, drive
 from depthmup.train.log import RunLog
-from depthmup.train.loop import TrialLoop, ends
+from depthmup.train.loop import TrialLoop, stretch_ends
 from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop
 from depthmup.train.workdir import Workdir, WorkdirError
@@ -48,7 +48,7 @@ class Diverged(Exception):
         self.step = step
 
 
-def train(
+def train_network(
     settings: Settings, workdir: str | Path | None = None, command: str = "", profile: bool = False
 ) -> dict[str, Any]:
     """Train one network and return its metrics at the end, one number each.
@@ -129,7 +129,7 @@ def train(
     return metrics
 
 
-def in_words(metrics: Mapping[str, Any]) -> str:
+def metrics_words(metrics: Mapping[str, Any]) -> str:
     return ", ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
 
 
@@ -153,7 +153,7 @@ def _finish(log: RunLog, workdir: Path | None, metrics: Mapping[str, Any], conte
                 write_atomically(workdir / RESULT, content)
         except OSError as error:
             if last:
-                log.say(in_words(metrics))
+                log.say(metrics_words(metrics))
                 raise WorkdirError(
                     f"{workdir}: the metrics above are not saved ({error}): with room, and the folder in its place, "
                     "the same command saves them"
@@ -175,7 +175,7 @@ def train_loop(
     hooks = RunHooks(settings, loop, report, checkpoints, stop)
     restored = checkpoints.restore(loop.state_shapes([hyper])) if checkpoints else None
     begin = restored[0] if restored else 0
-    steps = ends(hooks.steps, settings.log_every, hooks.evaluating, hooks.saving, start=begin)
+    steps = stretch_ends(hooks.steps, settings.log_every, hooks.evaluating, hooks.saving, start=begin)
     state, hypers = drive(loop, [hyper], steps, hooks, restored and restored[:2])
     metrics = {name: value[0].item() for name, value in loop.results(state, hypers).items()}
     hooks.scores = {hooks.steps: {METRIC: metrics[METRIC]}}

@@ -19,7 +19,7 @@ import optax
 from depthmup.models.layers import batch_axis
 from depthmup.rules.parameterization import ForwardFactors, LeafFactors
 from depthmup.rules.specs import group, is_spec, shift
-from depthmup.schedules import multiplier
+from depthmup.schedules import schedule_multiplier
 from depthmup.train.devices import split_state
 from depthmup.train.divergence import NEVER, finite, going
 from depthmup.training_settings import Recipe
@@ -192,7 +192,7 @@ class Trainable(abc.ABC):
         return self.transformation(hyper, 1.0).update(grads, state.opt_state, state.params)[0]
 
     def learning_rate(self, hyper: Hyper, step: jax.Array) -> Scalar:
-        return hyper.learning_rate * multiplier(self.recipe.schedule, step, hyper.steps, hyper.warmup)
+        return hyper.learning_rate * schedule_multiplier(self.recipe.schedule, step, hyper.steps, hyper.warmup)
 
     def _averaged(self, state: TrainState, params: PyTree, most: float) -> PyTree:
         """The exponential moving average after a step to the parameters `params`. most: the largest decay."""

@@ -141,7 +141,7 @@ class Workdir:
             saved, reason = None, f"and {error}"
         if saved is not None:
             return saved
-        if not results.exists() or not (results.is_dir() or bucket.size(results)):
+        if not results.exists() or not (results.is_dir() or bucket.file_size(results)):
             return None
         saved = remembered()
         if saved is None:

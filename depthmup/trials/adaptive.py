@@ -71,7 +71,7 @@ class Found(NamedTuple):
     asked: set[int]
 
 
-class Curve:
+class GridCurve:
     """One learning-rate curve on the grid, which is extended by WIDER octaves at either end.
 
     Rates are numbered: 0 is the first rate of the grid, and numbers outside `grid` are rates beyond the grid.
@@ -132,10 +132,10 @@ class Search:
         keys = size_keys(study)
         axes = [sorted(of_axis.items()) for of_axis in study.along.values() if of_axis]
         self._axes: list[list[Shape]] = [[tuple(at[key] for key in keys) for _, at in axis] for axis in axes]
-        self._families: dict[Any, dict[Shape, Curve]] = {}  # a family: curves that differ only in their sizes
+        self._families: dict[Any, dict[Shape, GridCurve]] = {}  # a family: curves that differ only in their sizes
         for point, _ in combinations(study):
             shape = tuple(point.leaves[key] for key in keys)
-            self._families.setdefault(point.without(*keys), {})[shape] = Curve(study, point)
+            self._families.setdefault(point.without(*keys), {})[shape] = GridCurve(study, point)
 
     def next_trials(self, rows: Mapping[str, Row]) -> list[Trial]:
         """The trials that can be trained now, small shapes first. There are none if all optima are found."""
@@ -146,9 +146,9 @@ class Search:
         _, results = self._walk(rows)
         return [trial for curve, result in results for n in sorted(result.asked) for trial in curve.trials[n]]
 
-    def _walk(self, rows: Mapping[str, Row]) -> tuple[list[Trial], list[tuple[Curve, Found]]]:
+    def _walk(self, rows: Mapping[str, Row]) -> tuple[list[Trial], list[tuple[GridCurve, Found]]]:
         """(the trials to train now, every curve whose search has ended with its result)"""
-        to_train, ended = list[Trial](), list[tuple[Curve, Found]]()
+        to_train, ended = list[Trial](), list[tuple[GridCurve, Found]]()
         for curves in self._families.values():
             results: dict[Shape, Found] = {}
             for shape, curve in curves.items():
@@ -162,7 +162,7 @@ class Search:
                     ended.append((curve, result))
         return to_train, ended
 
-    def _start(self, shape: Shape, curve: Curve, results: Mapping[Shape, Found]) -> set[int] | None:
+    def _start(self, shape: Shape, curve: GridCurve, results: Mapping[Shape, Found]) -> set[int] | None:
         """The numbers that a curve starts with; None if it must wait for the result of another shape."""
         before, smallest = self._before(shape)
         if before is None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from depthmup.names import LARGEST, short, unknown
-from depthmup.settings import OWN, TRACED, Settings, SettingsError, convert, flat, keys
+from depthmup.settings import OWN, TRACED, Settings, SettingsError, converted, flat, keys
 from depthmup.trials.study import Axis
 
 GRIDS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {"grid": np.linspace, "log": np.geomspace}
@@ -18,7 +18,7 @@ MOST_POINTS = 1_000_000
 CONSTANTS = {"True": True, "False": False, "None": None}
 
 
-def parse(settings: Settings) -> tuple[Axis, ...]:
+def parse_axes(settings: Settings) -> tuple[Axis, ...]:
     """The axes of `sweep.axes`, each with its values.
 
     The syntax is "key = value, value; key = grid(low, high, points); key = log(low, high, points)".
@@ -47,7 +47,7 @@ def parse(settings: Settings) -> tuple[Axis, ...]:
         if key in result:
             raise SettingsError(f"sweep.axes: {key} is given twice")
         try:
-            result[key] = tuple(convert(declarations[key].kind, value, key) for value in _values(values))
+            result[key] = tuple(converted(declarations[key].kind, value, key) for value in _values(values))
         except SettingsError as error:
             raise SettingsError(f"sweep.axes: {error}") from error
         except ValueError as error:

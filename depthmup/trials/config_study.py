@@ -23,7 +23,7 @@ from depthmup.settings import (
     SettingsError,
     SweepSettings,
     column,
-    convert,
+    converted,
     defaults,
     flat,
     from_config,
@@ -129,7 +129,7 @@ class ConfigStudy(Study):
 
     @functools.cached_property
     def axes(self) -> tuple[Axis, ...]:  # type: ignore[override]
-        return axes.parse(self.settings)
+        return axes.parse_axes(self.settings)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class ConfigStudy(Study):
         return [] if is_default else [f"--config.{key}={value}"]
 
 
-def from_identity(saved: Mapping[str, Any], data_dir: str | None = None) -> ConfigStudy:
+def config_study_from(saved: Mapping[str, Any], data_dir: str | None = None) -> ConfigStudy:
     """The sweep of a config from its `identity`, as settings.json has it. Settings that cannot change a result have
     their defaults.
 
@@ -242,6 +242,6 @@ def from_identity(saved: Mapping[str, Any], data_dir: str | None = None) -> Conf
     sweep = dict(saved["sweep"])
     shape = {"model.width": sweep.pop("width"), "model.depth": sweep.pop("depth")}
     family = saved["model.name"]
-    values = {key: convert(k.kind, saved[key], key) for key, k in keys(family).items() if key in saved}
-    base = dataclasses.replace(defaults(family), sweep=convert(SweepSettings, sweep, "sweep"))
+    values = {key: converted(k.kind, saved[key], key) for key, k in keys(family).items() if key in saved}
+    base = dataclasses.replace(defaults(family), sweep=converted(SweepSettings, sweep, "sweep"))
     return ConfigStudy(put(base, values | shape | {"data.data_dir": data_dir}))

@@ -22,7 +22,7 @@ from depthmup.trials.adaptive import Search
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
 from depthmup.trials.group import CACHE, UNFINISHED, Runner, compiled_in
-from depthmup.trials.plan import Group, by_program, count, grouped, has_grid, missing, part, trials
+from depthmup.trials.plan import Group, by_program, grid_trials, grouped, has_grid, missing, part, trial_count
 from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Row, Study, Trial
@@ -71,7 +71,7 @@ def train(
     stop, NotSaved if that is of no use any more, and WorkersLost.
     """
     study, workdir = ConfigStudy.of(sweep), bucket.folder(workdir)
-    options, plan = study.sweep, checked(study, shard, yes) if chosen is None else _checked_points(chosen)
+    options, plan = study.sweep, checked_trials(study, shard, yes) if chosen is None else _checked_points(chosen)
     if executor:
         check_executor(executor, shard)
     else:
@@ -122,7 +122,7 @@ def cost(sweep: Settings | Mapping[str, Any] | Study, shard: tuple[int, int] = (
     Raises as `train`.
     """
     study = ConfigStudy.of(sweep)
-    plan = part(study, checked(study, shard, yes), *shard)
+    plan = part(study, checked_trials(study, shard, yes), *shard)
     check_sets(study.parallel, len(jax.local_devices()))
     sizes = _sizes(study, plan, lambda first: lambda program: at_once(study, first[program]))
     groups, estimator = grouped(study, plan, sizes), Estimator()
@@ -133,7 +133,7 @@ def cost(sweep: Settings | Mapping[str, Any] | Study, shard: tuple[int, int] = (
     return f"{estimator.total(groups)}{adaptive}{more}"
 
 
-def checked(study: Study, shard: tuple[int, int] = (0, 1), yes: bool = False) -> list[Trial]:
+def checked_trials(study: Study, shard: tuple[int, int] = (0, 1), yes: bool = False) -> list[Trial]:
     """All trials of the sweep. Raises SettingsError or ValueError if the sweep cannot be run.
 
     yes: make a plan of any size. Otherwise a plan of more than sweep.max_trials is refused before its trials are made,
@@ -152,13 +152,13 @@ def checked(study: Study, shard: tuple[int, int] = (0, 1), yes: bool = False) ->
         margin_of(sweep.margin)
     except ValueError as error:
         raise SettingsError(f"sweep.{error}") from error
-    planned = count(study)
+    planned = trial_count(study)
     if planned > sweep.max_trials and not yes:
         raise SettingsError(
             f"the sweep would have {planned:,} trials, more than sweep.max_trials = {sweep.max_trials:,}: leave out "
             "values of an axis or seeds, or raise sweep.max_trials, or give --yes"
         )
-    return _checked_points(trials(study))
+    return _checked_points(grid_trials(study))
 
 
 def _checked_points(plan: Sequence[Trial]) -> list[Trial]:

@@ -27,7 +27,7 @@ NOMINAL = 1e-10  # seconds of an operation if nothing was measured; only proport
 MEASURED = 2, 60  # few and most: a call of `few` steps is timed, then a call of up to `most` more, about half a second
 
 
-class Estimate(NamedTuple):
+class CostEstimate(NamedTuple):
     """The cost of a sweep, or of the rest of a sweep.
 
     trials, programs: how many of them there are. flops: operations of all trials.
@@ -139,14 +139,14 @@ class Estimator:
         first = {group.program: group.name for group in reversed(groups)}
         return {g.name: self.seconds(g) + once * (first[g.program] == g.name) for g in groups}
 
-    def total(self, groups: Sequence[Group]) -> Estimate:
+    def total(self, groups: Sequence[Group]) -> CostEstimate:
         trials, programs = sum(len(group.trials) for group in groups), len({group.program for group in groups})
         operations = sum(self.work(group) * self.steps(group) for group in groups)
         if self._compiling is None:
-            return Estimate(trials, programs, operations)
+            return CostEstimate(trials, programs, operations)
         compiling = self._compiling * programs
         seconds = compiling + sum(map(self.seconds, groups))
-        return Estimate(trials, programs, operations, seconds, compiling)
+        return CostEstimate(trials, programs, operations, seconds, compiling)
 
     def steps(self, group: Group) -> float:
         """The number of steps of all trials of a group, with evaluation and measurements as steps that take as long.

@@ -22,7 +22,7 @@ from depthmup.settings import ParallelSettings, SettingsError
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import Placement, StateOverDevices, TrialsOverDevices
 from depthmup.train.drive import Hooks, drive
-from depthmup.train.loop import TrialLoop, ends
+from depthmup.train.loop import TrialLoop, stretch_ends
 from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop
 from depthmup.train.workdir import WorkdirError
@@ -84,7 +84,7 @@ class Runner:
             history = hooks.history
             restored = checkpoints.resume(loop.state_shapes(hypers), history) if checkpoints else None
             begin = restored[0] if restored else 0
-            reports = ends(max(steps), LOG_EVERY, hooks.saving, also=hooks.looks, start=begin)
+            reports = stretch_ends(max(steps), LOG_EVERY, hooks.saving, also=hooks.looks, start=begin)
             results = loop.results(*drive(loop, hypers, reports, hooks, restored))
         except jax.errors.JaxRuntimeError as error:
             if not out_of_memory(error):

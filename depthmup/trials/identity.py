@@ -18,7 +18,7 @@ from depthmup.data.batch_checks import shapes_of
 from depthmup.data.user_feed import digest_of
 from depthmup.files import first_difference
 from depthmup.rules.specs import PyTree, flatten_shapes, starred
-from depthmup.train.model_task import ModelTask, Traced
+from depthmup.train.model_task import ModelTask, TaskPrograms
 from depthmup.train.step import Batch, Hyper
 
 HASHES = "hashes"  # entry of an identity: {where, or "": {what, in words: hash}}
@@ -39,7 +39,7 @@ def settings() -> dict[str, Any]:
     return {name: getattr(jax.config, f"jax_{name}") for name in SETTINGS}
 
 
-def programs(task: ModelTask, traced: Traced, hyper: Hyper, held_out: Sequence[Batch]) -> Programs:
+def programs(task: ModelTask, traced: TaskPrograms, hyper: Hyper, held_out: Sequence[Batch]) -> Programs:
     """The hashes of a task's programs. traced: those of its init and step. held_out: the shapes of the first count."""
     init, optimizer = _of_init(traced, hyper)
     step = {**of_program("the training step", traced.step), "the optimizer's first state": optimizer}
@@ -95,7 +95,7 @@ def difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return first_difference(before, now) or next(changed, "")
 
 
-def _of_init(traced: Traced, hyper: Hyper) -> tuple[Hashes, str]:
+def _of_init(traced: TaskPrograms, hyper: Hyper) -> tuple[Hashes, str]:
     """(hashes of the init of parameters of each kind and of a model's other arrays, that of the optimizer's)"""
     # Inputs are known by their names: how many there are depends on the optimizer.
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(hyper)[0]]

@@ -16,7 +16,7 @@ import optax
 from depthmup.data.user_feed import UserFeed, digest_of
 from depthmup.names import short
 from depthmup.reading.audit import InitAudit
-from depthmup.reading.frameworks import Model, as_returned
+from depthmup.reading.frameworks import FrameworkModel, as_returned
 from depthmup.rules.batch_rules import Run
 from depthmup.rules.optim import OPTIONS
 from depthmup.rules.parameterization import Parameterization
@@ -31,7 +31,7 @@ from depthmup.settings import (
     column,
 )
 from depthmup.train.loop import Measurement
-from depthmup.train.model_task import Loss, ModelTask, hyper_of, traced
+from depthmup.train.model_task import Loss, ModelTask, task_programs, trial_hyper
 from depthmup.train.quantities import measurement
 from depthmup.train.step import Hyper
 from depthmup.training_settings import Recipe
@@ -59,7 +59,7 @@ class SetupLike(Protocol):
     @property
     def depth(self) -> int: ...
     @property
-    def model(self) -> Model: ...
+    def model(self) -> FrameworkModel: ...
     @property
     def correction(self) -> InitAudit | None: ...
     @property
@@ -168,7 +168,7 @@ class ModelPoint(Point):
         if setup.run and self._named:  # a function of the setup applies the rule itself
             numbers = setup.run.scaled(self.optimizer, {"learning_rate": learning_rate, **numbers})
             learning_rate = numbers.pop("learning_rate")
-        return hyper_of(
+        return trial_hyper(
             setup.parameterization,
             setup.specs,
             self.optimizer if self._named else None,
@@ -191,7 +191,8 @@ class ModelPoint(Point):
         """The hashes of the programs here."""
         task, hyper, feed = self.task, self.hyper(1.0, 0).arrays(), self.feed
         return self._training.once(
-            ("programs", self.program), lambda: programs(task, traced(task, hyper, feed.first), hyper, feed.held_out)
+            ("programs", self.program),
+            lambda: programs(task, task_programs(task, hyper, feed.first), hyper, feed.held_out),
         )
 
     @property
@@ -411,7 +412,7 @@ class ModelStudy(Study):
         return dataclasses.replace(self, sweep=of_sizes(self.sweep, sizes), durations=durations, runs=runs)
 
 
-def from_identity(saved: Mapping[str, Any]) -> ModelStudy:
+def model_study_from(saved: Mapping[str, Any]) -> ModelStudy:
     """The study of a workdir's settings.json, whose rows can be judged. Raises SettingsError where it is none."""
     sweep = dict(saved["sweep"])
     others = ("width", "depth", "axes", "steps", "fixed", "sizes", "lattice")

@@ -126,7 +126,7 @@ def combinations(study: Study) -> list[tuple[Point, tuple[float, ...]]]:
     return sorted(result, key=lambda of_curve: of_curve[0].cost)
 
 
-def count(study: Study) -> int:
+def trial_count(study: Study) -> int:
     """The number of `trials`, which are not made for it."""
     more = {axis.key: axis.values for axis in study.axes}
     rates = len(more.pop(LEARNING_RATE, ()))
@@ -138,7 +138,7 @@ def count(study: Study) -> int:
     return per_shape * len(shapes(study)) * study.sweep.seeds
 
 
-def trials(study: Study) -> list[Trial]:
+def grid_trials(study: Study) -> list[Trial]:
     """All trials of the full grid, each once: small shapes first, then by curve, learning rate and seed."""
     result: dict[str, Trial] = {}
     for point, rates in combinations(study):

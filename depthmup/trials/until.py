@@ -15,7 +15,7 @@ import pandas
 from depthmup.fit import Transfer
 from depthmup.fit.curve import BANDWIDTH
 from depthmup.trials.adaptive import WIDER, Lattice
-from depthmup.trials.plan import by_size, combinations, count, has_grid, sizes
+from depthmup.trials.plan import by_size, combinations, has_grid, sizes, trial_count
 from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.verdicts import TransferCurve, looks, seed_stages, verdicts
 
@@ -121,7 +121,7 @@ def most(study: Study) -> int:
     """How many trials may follow the plan at most."""
     if study.sweep.until == "planned":
         return 0
-    planned, more = count(study), 0
+    planned, more = trial_count(study), 0
     if has_grid(study):  # a wider grid at both ends, and a midpoint at each look and axis
         more = 2 * WIDER * study.sweep.per_octave + (looks(study) - 1) * len(list(sizes(study)))
     whole = (planned // study.sweep.seeds + more * len(combinations(study))) * seed_stages(study)[-1]

@@ -12,7 +12,7 @@ import pandas
 from depthmup.fit import PowerLaw, Rule, Transfer, transfer
 from depthmup.fit.curve import POINTS
 from depthmup.fit.table import ACCURACY
-from depthmup.fit.transfer import nearest
+from depthmup.fit.transfer import nearest_point
 from depthmup.measure import MaximalUpdate
 from depthmup.measure.slope import stages
 from depthmup.settings import LEARNING_RATE, column
@@ -101,7 +101,7 @@ class TransferCurve:
         if best is None:
             return self.trials[:0]
         values = self.result.learning_rates[self.result.values.index(size)]
-        value = values[nearest(values, best)]
+        value = values[nearest_point(values, best)]
         return self.at(size)[self.at(size)[self.hyperparameter] == value]
 
 
@@ -168,7 +168,7 @@ def variants(
     """
     keys = added(study, hyperparameter)
     values = rows[[column(key) for key in keys]].to_numpy(object)
-    rows = rows.assign(variant=[in_words(keys, of_row) for of_row in values])
+    rows = rows.assign(variant=[variant_words(keys, of_row) for of_row in values])
     for optimizer in study.sweep.optimizers:
         of_optimizer = rows[rows["optimizer"] == optimizer]
         yield from of_optimizer.groupby(["optimizer", "parameterization", "variant"], sort=False)
@@ -191,7 +191,7 @@ def added(study: Study, hyperparameter: str) -> list[str]:
     return [axis.key for axis in study.axes if axis.key not in (LEARNING_RATE, hyperparameter)]
 
 
-def in_words(keys: Sequence[str], values: Sequence[Any]) -> str:
+def variant_words(keys: Sequence[str], values: Sequence[Any]) -> str:
     """The values of some config keys, in words."""
     return ", ".join(f"{column(key)} {_short(value)}" for key, value in zip(keys, values, strict=True))
 

@@ -57,7 +57,7 @@ LOOKED_AT = 4  # batches with odd numbers whose loss is computed
 LearningRates = Sequence[float] | float | None
 
 
-def sweep(
+def sweep_model(
     setup: SetupLike,
     loss: Loss,
     batches: Batches,
@@ -411,7 +411,7 @@ def _plain(value: Any) -> Any:
         return hashlib.sha256(repr(jax.tree.leaves(value)).encode()).hexdigest()[:16]
 
 
-def tune(
+def tune_base(
     setup: SetupLike, loss: Loss, batches: Batches, *, steps: int, learning_rate: float | None = None, **options: Any
 ) -> SweepResult:
     """`Setup.tune`, which explains the arguments."""

@@ -96,7 +96,7 @@ def search(
         if workdir is None:
             note = "nothing is stored: workdir=DIR keeps the rows, and the same call goes on from there"
             return dataclasses.replace(result, workdir=None, note=f"{result.note}\n{note}")
-        page.write(result.curves, result.rows, result.study, folder, command, course=tuning.course())
+        page.write_report(result.curves, result.rows, result.study, folder, command, course=tuning.course())
         return result
 
 
@@ -122,7 +122,7 @@ def _log(value: float) -> float:
     return round(math.log2(value), DIGITS)
 
 
-class Stage(NamedTuple):
+class NextTrainings(NamedTuple):
     """What to train next. words: what that is expected to bring."""
 
     trials: list[tuple[Size, float, int]]
@@ -318,19 +318,21 @@ class Tuning:
 
     # What to train next
 
-    def _bracket(self, known: Known) -> Stage:
+    def _bracket(self, known: Known) -> NextTrainings:
         """The first trainings: the smallest size, then the second one of each axis. None where those are there."""
         numbers = self._base_values(known)
         if numbers:
-            return Stage(self._first_of(self.base, numbers), f"it is the search for the best {self._words} there")
+            return NextTrainings(
+                self._first_of(self.base, numbers), f"it is the search for the best {self._words} there"
+            )
         best, step = self._best(known, self.base), self.study.sweep.per_octave
         for size in sorted(self._seconds_of_axes(), key=lambda size: self._expected([(size, 1.0, 0)])):
             around = [best, *(best + sign * BESIDE * step for sign in (-1, 1))]
             scores = known.scores.get(size, {})
             missing = [n for n in around if _log(self._value(n)) not in scores]
             if len(scores) < LEAST and missing:
-                return Stage(self._first_of(size, missing), f"it shows how the best {self._words} moves")
-        return Stage([])
+                return NextTrainings(self._first_of(size, missing), f"it shows how the best {self._words} moves")
+        return NextTrainings([])
 
     def _first_of(self, size: Size, numbers: Sequence[int]) -> list[tuple[Size, float, int]]:
         """Trainings of the first seed."""
@@ -374,22 +376,22 @@ class Tuning:
     def _sizes(self) -> list[Size]:
         return [size for size in self.lattice if size not in self.left_out]
 
-    def _affordable(self, stage: Stage) -> Stage:
+    def _affordable(self, stage: NextTrainings) -> NextTrainings:
         """The first trainings of a stage that the rest of the budget pays."""
         trials = list(stage.trials)
         while trials and self.spent + self._expected(trials) > self.budget:
             trials.pop()
         if not trials:
-            return Stage([], f"the budget, {duration(self.budget)}, is used up")
+            return NextTrainings([], f"the budget, {duration(self.budget)}, is used up")
         return stage._replace(trials=trials)
 
-    def _designed(self, known: Known, law: SweepLaw) -> Stage:
+    def _designed(self, known: Known, law: SweepLaw) -> NextTrainings:
         """The trainings that bring the cost down most for each second, at most as many seconds as were spent."""
         assert self.prediction
         rest = self.budget - self.spent
         affordable = self._candidates(known, law, rest)
         if not affordable:
-            return Stage([], f"the budget, {duration(self.budget)}, is used up: no training fits into the rest")
+            return NextTrainings([], f"the budget, {duration(self.budget)}, is used up: no training fits into the rest")
         cheapest, dearest = (of(c["cost"] for c in affordable) for of in (min, max))
         whole = self._expectation(law, affordable, rest)
         part = min(rest, max(self.spent, cheapest))
@@ -402,7 +404,7 @@ class Tuning:
         helped = any(after[-1] < (1 - HELPS) * after[0] for after in (chosen.cost, chosen.worst_cost))
         if not len(chosen.rows) or not (helped or whole.worst_cost < (1 - HELPS) * worst):
             left = "nothing that is left" if math.isinf(self.budget) else "nothing in the rest of the budget"
-            return Stage([], f"{left} would bring the cost much below {percent(worst)}")
+            return NextTrainings([], f"{left} would bring the cost much below {percent(worst)}")
         small = [c for c in affordable if c["cost"] <= part]
         trials = [small[i]["trial"] for i in chosen.rows]
         while len(trials) > 1 and self._expected(trials) > part:  # programs of few trainings
@@ -412,7 +414,7 @@ class Tuning:
             words += self._out_of_reach(known, law, whole)
         elif len(trials) < whole.trainings:
             words += f", and to {percent(self.tolerance)} after {whole}"
-        return Stage(trials, words)
+        return NextTrainings(trials, words)
 
     def _out_of_reach(self, known: Known, law: SweepLaw, whole: Expected) -> str:
         """What the rest of the budget is expected to reach, and, at first, what more would take."""
@@ -578,7 +580,7 @@ class Tuning:
 
     # What is said
 
-    def _tell(self, stage: Stage, expected: float) -> None:
+    def _tell(self, stage: NextTrainings, expected: float) -> None:
         so_far = f"{duration(self.spent)} spent" if self.choices.made else "start"
         self._say(
             f"{so_far}: {_interval(self.prediction)}; next {_counts(stage.trials)}, {_about(expected)}; {stage.words}"

@@ -24,7 +24,7 @@ from depthmup.report.result import SweepResult
 from depthmup.rules.batch_rules import Run
 from depthmup.rules.optim import GRIDS, OPTIONS, family_of
 from depthmup.settings import LEARNING_RATE, Settings, SettingsError, put, value_of
-from depthmup.train.build import run_of
+from depthmup.train.build import config_run
 from depthmup.train.devices import trial_layout
 from depthmup.train.model_task import Loss
 from depthmup.trials.config_study import ConfigStudy
@@ -140,7 +140,7 @@ def tune_config(
     if searched != LEARNING_RATE:
         guess = _first_guess(hyperparameter, optimizer, settings.optimizer.numbers.get(hyperparameter))
         axes = f"{searched} = {guess!r}"
-        _check_rule(run_of(settings), optimizer, hyperparameter)
+        _check_rule(config_run(settings), optimizer, hyperparameter)
     elif tuned:
         raise SettingsError("--tuned is for another --hyperparameter than the learning rate")
     sweep = dataclasses.replace(
@@ -161,7 +161,7 @@ def tune_config(
     study = ConfigStudy(dataclasses.replace(settings, sweep=sweep))
     study.point({}).check()  # raises
     aim = _aim(study.base, ConfigStudy(put(settings, changes)).base._asdict())
-    lattice = _lattice(study.base, aim, run_of(settings), optimizer, functools.partial(_is_trainable, study))
+    lattice = _lattice(study.base, aim, config_run(settings), optimizer, functools.partial(_is_trainable, study))
     study = ConfigStudy(study.settings, target=aim._asdict(), searched=searched)
     rates = None if searched == LEARNING_RATE else _constant(settings.optimizer.learning_rate, searched)
     if tuned:

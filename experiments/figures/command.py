@@ -28,7 +28,7 @@ from depthmup.sweep import train
 from depthmup.train.build import batches_of
 from depthmup.train.stop import Stopped
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.engine import checked
+from depthmup.trials.engine import checked_trials
 from depthmup.trials.estimate import Estimator
 from depthmup.trials.plan import grouped
 from depthmup.trials.store import Store
@@ -55,7 +55,7 @@ def finished(rows: Path, name: str, settings: Settings, more: Sequence[Settings]
     published.check(name, about["settings"], settings, extended=True)
     if not about["complete"] or published.difference(about["settings"], settings):
         return False
-    keys = {trial.key for part in more for trial in checked(ConfigStudy(part))}
+    keys = {trial.key for part in more for trial in checked_trials(ConfigStudy(part))}
     return not keys or keys <= set(pandas.read_parquet(rows / f"{name}.parquet", columns=["key"])["key"])
 
 
@@ -84,7 +84,7 @@ def trained(rows: Path, name: str, settings: Settings, workdir: Path, more: Sequ
 def cost(settings: Settings) -> str:
     """The trials of a whole sweep and their operations, by arithmetic."""
     study = ConfigStudy(settings)
-    plan = checked(study)
+    plan = checked_trials(study)
     half = " (about half of that by the adaptive search)" if settings.sweep.adaptive else ""
     return f"{Estimator().total(grouped(study, plan, lambda program: len(plan)))}{half}"
 

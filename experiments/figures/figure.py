@@ -252,7 +252,7 @@ def best_losses(result: Transfer, i: int) -> np.ndarray:
 
 def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Figure]:
     """{name of a picture: the loss against the hyperparameter, a line for each size}. curves: {name: those drawn}."""
-    drawn = {name: figures.loss_curves(chosen) for name, chosen in curves.items()}
+    drawn = {name: figures.loss_figure(chosen) for name, chosen in curves.items()}
     return {name: figure for name, figure in drawn.items() if figure}
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from depthmup.fit.transfer import nearest
+from depthmup.fit.transfer import nearest_point
 from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, panels, says
 from experiments.output import Interval, decided, markdown, paired
 from experiments.paper_a import fig2
@@ -77,7 +77,7 @@ def of_time(sweeps: Sweeps, name: str) -> dict[str, tuple[str, str]]:
     for when, sweep, part in (("early", "zero_init_early", EARLY), ("at the end", "zero_init", LATE)):
         rows = curve(sweeps, sweep, name).trials
         rates = np.unique(rows["learning_rate"])
-        change = growth(rows[rows["learning_rate"] == rates[nearest(rates, best or np.median(rates))]], part)
+        change = growth(rows[rows["learning_rate"] == rates[nearest_point(rates, best or np.median(rates))]], part)
         way = "rises" if change.low > 0 else "falls" if change.high < 0 else "undecided"
         growths[when] = f"{change.text('+.2%')}, {way}", way
     return growths

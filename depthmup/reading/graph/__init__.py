@@ -16,7 +16,7 @@ from depthmup.reading.graph.graph import (
     Graph,
     Node,
     Program,
-    traced,
+    traced_program,
 )
 from depthmup.reading.graph.homogeneity import Parts
 from depthmup.reading.graph.jaxpr import (
@@ -56,7 +56,7 @@ __all__ = [
     "parts_of_scan",
     "paths_of",
     "sites",
-    "traced",
+    "traced_program",
     "uses_of",
     "values_at",
 ]

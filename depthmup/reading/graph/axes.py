@@ -68,7 +68,7 @@ class Side(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
+class AxisUses:
     """A value of the program.
 
     is_activation: whether it depends on the inputs, or is what a product makes.
@@ -137,16 +137,16 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     return Uses(axes, entries, frozenset(reader.meetings), {} if matrices.layout else reader.unseen)
 
 
-def _parameter(path: str, shape: Sequence[int]) -> Value:
-    return Value(False, tuple(frozenset([(path, axis)]) for axis in range(len(shape))), frozenset([path]))
+def _parameter(path: str, shape: Sequence[int]) -> AxisUses:
+    return AxisUses(False, tuple(frozenset([(path, axis)]) for axis in range(len(shape))), frozenset([path]))
 
 
-def _nothing(is_activation: bool, of: Any) -> Value:
+def _nothing(is_activation: bool, of: Any) -> AxisUses:
     """A value that no parameter's axis is an axis of."""
-    return Value(is_activation, (frozenset(),) * _rank(of))
+    return AxisUses(is_activation, (frozenset(),) * _rank(of))
 
 
-def _spread(value: Value, before: Any, after: Any) -> Value:
+def _spread(value: AxisUses, before: Any, after: Any) -> AxisUses:
     """A value whose axes of size 1 are repeated: one number for all entries is no axis."""
     if _rank(before) != _rank(after):
         return value
@@ -196,13 +196,13 @@ class _Reader:
 
     # The program
 
-    def read(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
+    def read(self, jaxpr: Any, consts: Sequence[AxisUses], arguments: Sequence[AxisUses]) -> list[AxisUses]:
         """The values of a jaxpr's results."""
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
         uses = Counter(atom for equation in jaxpr.eqns for atom in equation.invars if not hasattr(atom, "val"))
         uses.update(atom for atom in jaxpr.outvars if not hasattr(atom, "val"))
 
-        def value_of(atom: Any) -> Value:
+        def value_of(atom: Any) -> AxisUses:
             return _nothing(False, atom.val) if hasattr(atom, "val") else values[atom]
 
         for equation in jaxpr.eqns:
@@ -216,7 +216,7 @@ class _Reader:
                 )
         return [value_of(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation: Any, operands: list[Value]) -> list[Value]:
+    def _equation(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
         name, inner = equation.primitive.name, inner_jaxpr(equation)
         if name == "scan":
             return self._scan(equation, operands)
@@ -246,10 +246,10 @@ class _Reader:
         self._lose(operands)
         return [self._result(variable, operands, ()) for variable in equation.outvars]
 
-    def _closed(self, closed: Any, arguments: Sequence[Value]) -> list[Value]:
+    def _closed(self, closed: Any, arguments: Sequence[AxisUses]) -> list[AxisUses]:
         return self.read(closed.jaxpr, [_nothing(False, const) for const in closed.consts], arguments)
 
-    def _carried(self, step: Callable[[list[Value]], list[Value]], carry: list[Value]) -> list[Value]:
+    def _carried(self, step: Callable[[list[AxisUses]], list[AxisUses]], carry: list[AxisUses]) -> list[AxisUses]:
         """The results of a loop's body: it is read until its carries stay, and then once with what it does."""
         records, self.records = self.records, False
         while True:
@@ -260,7 +260,7 @@ class _Reader:
         self.records = records
         return step(carry)
 
-    def _scan(self, equation: Any, operands: list[Value]) -> list[Value]:
+    def _scan(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
         constants, carries = parts_of_scan(equation)
         closed, fixed = equation.params["jaxpr"], operands[:constants]
         carry, stacks = operands[constants : constants + carries], operands[constants + carries :]
@@ -269,13 +269,13 @@ class _Reader:
         stacked = [dataclasses.replace(of, axes=(frozenset(), *of.axes), outputs=()) for of in results[carries:]]
         return [*results[:carries], *stacked]
 
-    def _while(self, equation: Any, operands: list[Value]) -> list[Value]:
+    def _while(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
         of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
         fixed, carry = operands[of_condition : of_condition + of_body], operands[of_condition + of_body :]
         body = equation.params["body_jaxpr"]
         return self._carried(lambda values: self._closed(body, [*fixed, *values]), carry)
 
-    def _member(self, stack: Value) -> Value:
+    def _member(self, stack: AxisUses) -> AxisUses:
         self._take(stack.axes[0])
         return dataclasses.replace(stack, axes=stack.axes[1:], outputs=())
 
@@ -285,18 +285,18 @@ class _Reader:
         if self.records:
             self.members.update(axes)
 
-    def _lose(self, operands: Iterable[Value]) -> None:
+    def _lose(self, operands: Iterable[AxisUses]) -> None:
         if self.records:
             self.lost.update(*(operand.paths for operand in operands))
 
-    def use(self, weight: Value, letters: Sequence[Letter]) -> None:
+    def use(self, weight: AxisUses, letters: Sequence[Letter]) -> None:
         """Note what a product does with the axes of a weight."""
         self._note(self.uses, weight, letters)
 
-    def look_up(self, table: Value, letters: Sequence[Letter]) -> None:
+    def look_up(self, table: AxisUses, letters: Sequence[Letter]) -> None:
         self._note(self.looked_up, table, letters)
 
-    def _note(self, uses: dict[Axis, set[Letter]], weight: Value, letters: Sequence[Letter]) -> None:
+    def _note(self, uses: dict[Axis, set[Letter]], weight: AxisUses, letters: Sequence[Letter]) -> None:
         if not self.records:
             return
         notes = {(axis, letter) for axes, letter in zip(weight.axes, letters, strict=True) for axis in axes}
@@ -307,7 +307,7 @@ class _Reader:
         for axis, letter in notes:
             uses[axis].add(letter)
 
-    def _layers_of(self, value: Value) -> None:
+    def _layers_of(self, value: AxisUses) -> None:
         """Note of products of parameters that become no weight which factor is a layer: the one with outputs that
         grow."""
         for product in value.products if self.records else ():
@@ -321,16 +321,16 @@ class _Reader:
                     for axis, letter in side.letters:
                         self.uses[axis].add(letter)
 
-    def _result(self, variable: Any, operands: Sequence[Value], axes: Axes) -> Value:
+    def _result(self, variable: Any, operands: Sequence[AxisUses], axes: Axes) -> AxisUses:
         """What an operation makes of operands. axes: of a result that has other ones, none are known."""
         is_activation = any(operand.is_activation for operand in operands)
         paths = frozenset[str]().union(*(operand.paths for operand in operands))
         axes = axes if len(axes) == _rank(variable) else _nothing(is_activation, variable).axes
         if is_activation:
-            return Value(True, axes)
-        return Value(False, axes, paths, products=_products(operands))
+            return AxisUses(True, axes)
+        return AxisUses(False, axes, paths, products=_products(operands))
 
-    def _elementwise(self, equation: Any, operands: list[Value]) -> Value:
+    def _elementwise(self, equation: Any, operands: list[AxisUses]) -> AxisUses:
         (variable,), rank = equation.outvars, _rank(equation.outvars[0])
         operands = [_spread(operand, of, variable) for operand, of in zip(operands, equation.invars, strict=True)]
         if any(operand.is_activation for operand in operands):
@@ -351,7 +351,7 @@ class _Reader:
         alike = [operand.axes for operand in operands if len(operand.axes) == rank]
         return self._result(variable, operands, tuple(frozenset().union(*axes) for axes in zip(*alike, strict=True)))
 
-    def product(self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]]) -> Value:
+    def product(self, equation: Any, operands: list[AxisUses], letters: Sequence[Sequence[Letter]]) -> AxisUses:
         """Of two operands with these letters."""
         for operand, of_operand in zip(operands, letters, strict=True):
             if operand.is_weight:
@@ -359,8 +359,12 @@ class _Reader:
         return _nothing(True, equation.outvars[0])
 
     def product_of_weights(
-        self, equation: Any, operands: list[Value], letters: Sequence[Sequence[Letter]], copies: Sequence[Sequence[int]]
-    ) -> Value:
+        self,
+        equation: Any,
+        operands: list[AxisUses],
+        letters: Sequence[Sequence[Letter]],
+        copies: Sequence[Sequence[int]],
+    ) -> AxisUses:
         """Two parameters that make one weight, as those of a LoRA; or a layer that is applied to the other one, such as
         to learned queries, whose number does not grow as their size does."""
         axes = [axes for operand, of in zip(operands, letters, strict=True)
@@ -383,30 +387,30 @@ class _Reader:
         return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *axes))
 
 
-def _either(values: Sequence[Value]) -> Value:
+def _either(values: Sequence[AxisUses]) -> AxisUses:
     """A value that is one of these."""
     axes = tuple(frozenset[Axis]().union(*of) for of in zip(*(value.axes for value in values), strict=True))
     is_activation = any(value.is_activation for value in values)
     paths = frozenset[str]().union(*(value.paths for value in values))
-    return Value(True, axes) if is_activation else Value(False, axes, paths, products=_products(values))
+    return AxisUses(True, axes) if is_activation else AxisUses(False, axes, paths, products=_products(values))
 
 
-def _products(values: Iterable[Value]) -> tuple[tuple[Side, Side], ...]:
+def _products(values: Iterable[AxisUses]) -> tuple[tuple[Side, Side], ...]:
     return tuple(dict.fromkeys(product for value in values for product in value.products))
 
 
-def _dot_general(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _dot_general(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     return _contract(reader, equation, operands, equation.params["dimension_numbers"])
 
 
-def _ragged_dot_general(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _ragged_dot_general(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     numbers = equation.params["ragged_dot_dimension_numbers"]
     contracted, (left, right) = numbers.dot_dimension_numbers
     copies = left, (*right, *numbers.rhs_group_dimensions)
     return _contract(reader, equation, operands[:2], (contracted, copies))
 
 
-def _contract(reader: _Reader, equation: Any, operands: list[Value], numbers: Any) -> Value:
+def _contract(reader: _Reader, equation: Any, operands: list[AxisUses], numbers: Any) -> AxisUses:
     contracted, copies = numbers
     if not contracted[0]:  # it sums over nothing, as an outer product
         reader.elementwise.update(*(operand.paths for operand in operands))
@@ -429,11 +433,11 @@ def _contract(reader: _Reader, equation: Any, operands: list[Value], numbers: An
     return dataclasses.replace(reader.product(equation, operands, letters), outputs=tuple(outputs))
 
 
-def _letters(operand: Value, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:
+def _letters(operand: AxisUses, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:
     return ["i" if axis in contracted else "-" if axis in copies else "o" for axis in range(len(operand.axes))]
 
 
-def _convolution(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _convolution(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     numbers = equation.params["dimension_numbers"]
     return reader.product(
         equation,
@@ -445,7 +449,7 @@ def _convolution(reader: _Reader, equation: Any, operands: list[Value]) -> Value
     )
 
 
-def _gather(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _gather(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     table, places = operands
     numbers, (variable,) = equation.params["dimension_numbers"], equation.outvars
     rows = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
@@ -460,7 +464,7 @@ def _gather(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
     return reader._result(variable, operands, tuple(result))
 
 
-def _reduce_sum(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _reduce_sum(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     (operand,), (variable,), summed = operands, equation.outvars, equation.params["axes"]
     if operand.is_activation:
         if any(operand.axes[axis] for axis in summed):  # (w * h).sum() is a product
@@ -469,13 +473,13 @@ def _reduce_sum(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
     return _reduce(reader, equation, operands)
 
 
-def _reduce(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _reduce(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     summed = equation.params["axes"]
     axes = tuple(axes for axis, axes in enumerate(operands[0].axes) if axis not in summed)
     return reader._result(equation.outvars[0], operands, axes)
 
 
-def _transpose(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _transpose(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     axes, outputs = (
         tuple(of[axis] for axis in equation.params["permutation"]) if of else ()
         for of in (operands[0].axes, operands[0].outputs)
@@ -483,7 +487,7 @@ def _transpose(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
     return dataclasses.replace(reader._result(equation.outvars[0], operands, axes), outputs=outputs)
 
 
-def _broadcast(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _broadcast(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     (variable,), before = equation.outvars, equation.invars[0].aval.shape
     axes = [frozenset[Axis]()] * _rank(variable)
     for axis, place in enumerate(equation.params["broadcast_dimensions"]):
@@ -492,7 +496,7 @@ def _broadcast(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
     return reader._result(variable, operands, tuple(axes))
 
 
-def _squeeze(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _squeeze(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     gone = [axis % len(operands[0].axes) for axis in equation.params["dimensions"]]
     for axis in gone:
         reader._take(operands[0].axes[axis])
@@ -500,7 +504,7 @@ def _squeeze(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
     return reader._result(equation.outvars[0], operands, axes)
 
 
-def _reshape(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _reshape(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     """Axes that are split or joined: each part has the axes of its group."""
     (variable,), before = equation.outvars, equation.invars[0].aval.shape
     after = variable.aval.shape
@@ -523,13 +527,13 @@ def _reshape(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
     return reader._result(variable, operands, tuple(axes))
 
 
-def _concatenate(reader: _Reader, equation: Any, operands: list[Value]) -> Value:
+def _concatenate(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     alike = (operand.axes for operand in operands if not operand.is_activation)
     axes = tuple(frozenset[Axis]().union(*of) for of in zip(*alike, strict=True))
     return reader._result(equation.outvars[0], operands, axes)
 
 
-Rule = Callable[[_Reader, Any, list[Value]], Value]
+Rule = Callable[[_Reader, Any, list[AxisUses]], AxisUses]
 # What an operation does with the axes of its operands; SAME_SHAPE and SAME_AXES have those that leave them as they are.
 RULES: dict[str, Rule] = {
     "dot_general": _dot_general,

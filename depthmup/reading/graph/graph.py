@@ -131,7 +131,9 @@ class Program(NamedTuple):
     inputs: int
 
 
-def traced(apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], state: Sequence[Any] = ()) -> Program:
+def traced_program(
+    apply: Callable[..., Any], params: PyTree, inputs: Sequence[Any], state: Sequence[Any] = ()
+) -> Program:
     """The program of `apply(params, *state, *inputs)`. Of all arrays shapes will do."""
     trainable = parameters_only(params)
     leaves, structure = jax.tree.flatten(trainable)
@@ -189,7 +191,7 @@ class Graph:
         rng = np.random.default_rng(seed)
         number = number or functools.partial(_random, rng)
 
-        closed, names, _ = program or traced(apply, params, inputs, state)
+        closed, names, _ = program or traced_program(apply, params, inputs, state)
         self.nodes: list[Node] = []
         self._values = self.nodes
         self.proposals: dict[Node, dict[frozenset[str], int]] = {}  # of `homogeneous_in` without a stop

@@ -39,7 +39,7 @@ def applied(graph: Graph) -> dict[str, Node]:
     return first
 
 
-def behind(graph: Graph) -> dict[Node, frozenset[str]]:
+def parameters_behind(graph: Graph) -> dict[Node, frozenset[str]]:
     """{value: the paths of the parameters that act on what is computed from it}
 
     relu(h @ up) @ down             # {h: {"up", "down"}, h @ up: {"down"}, relu(h @ up): {"down"}, ...}
@@ -80,7 +80,7 @@ def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     Logits that are such products are none of them, nor are cosines, averages by weights that add up to 1, sums of
     squares, and products whose size does not matter."""
     of_softmax = {product for *_, product in attentions(graph)}
-    later, matrices = behind(graph), weights(graph)
+    later, matrices = parameters_behind(graph), weights(graph)
     for node in graph.nodes:
         factors = factors_of(graph, node) if node.is_last_copy and node not in of_softmax else ()
         if not factors or later[node].isdisjoint(matrices) or any(map(_averages, factors)):

@@ -167,7 +167,7 @@ def _states(graph: Graph, state: Node) -> set[Node]:
     return states
 
 
-def around(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
+def containing_branches(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
     """The numbers of the branches that each one is a part of, sum and start: where two streams feed each other in
     turn, the sum of the one alone lies in a branch of the other, or the logits depend on it otherwise, too."""
     values = [_inside(graph, branch) - graph.ancestors(graph.output, branch.end) for branch in branches]
@@ -185,7 +185,9 @@ def around(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
 def accumulations(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
     """The terms of sums over the blocks beside the stream, such as the skip connections of WaveNet: with the stream
     the sum makes a state to which each block adds. A term starts where its block does."""
-    outer = [branch for branch, numbers in zip(branches, around(graph, branches), strict=True) if not numbers]
+    outer = [
+        branch for branch, numbers in zip(branches, containing_branches(graph, branches), strict=True) if not numbers
+    ]
     stream = {node for branch in outer for node in (branch.sum, branch.start)}
     inside = {branch.sum for branch in branches}.union(*(_inside(graph, branch) for branch in branches))
     additions = set(_additions(graph)) - inside
@@ -274,7 +276,7 @@ def before_numbers(graph: Graph, node: Node) -> tuple[Node, float]:
     return node, number
 
 
-def between(graph: Graph, branches: Sequence[Branch], ends: Collection[Node]) -> frozenset[str]:
+def stream_parameters(graph: Graph, branches: Sequence[Branch], ends: Collection[Node]) -> frozenset[str]:
     """The paths of the parameters that act on the stream behind a residual sum, such as norms after the sum, or on
     what is added to it there. ends: those of all branches."""
     starts = [*(branch.start for branch in branches), *(node for node in graph.nodes if node.op == "carried")]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from depthmup.reading.graph import products, residual
-from depthmup.reading.graph.graph import Graph, Node, Program, traced
+from depthmup.reading.graph.graph import Graph, Node, Program, traced_program
 from depthmup.reading.graph.homogeneity import Parts, doubles, homogeneous_in
 from depthmup.reading.graph.jaxpr import CLOSED
 from depthmup.rules.parameterization import Kind
@@ -107,13 +107,13 @@ def sites(
     these do, parameters are small: the values of a network without norms can overflow (EGNN). program: of `apply`, if
     it was traced already. state: as in `Graph`.
     """
-    program = program or traced(apply, params, inputs, state)
+    program = program or traced_program(apply, params, inputs, state)
     for positive, size in ((False, 1.0), (True, 1.0), (False, 0.125)):
         graph = Graph(apply, params, inputs, seed, state=state, positive=positive, size=size, program=program)
         if not np.isnan(graph.output.value).any():
             break
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
-    additions, behind = residual.branches(graph), products.behind(graph)
+    additions, behind = residual.branches(graph), products.parameters_behind(graph)
     branches = _branches(graph, additions)
     inside = frozenset[str]().union(*(site.inside for site in branches))
     return [
@@ -157,13 +157,13 @@ def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
     result, terms = list[Site](), residual.accumulations(graph, additions)
     moved = {branch.start for branch in additions}
     branches = [*additions, *terms]
-    around = residual.around(graph, branches)
+    around = residual.containing_branches(graph, branches)
     alone, streams = residual.alone(graph, branches, around), residual.streams(graph, branches)
     groups: dict[frozenset[int], list[residual.Branch]] = {}
     for branch, outer in zip(branches, around, strict=True):
         groups.setdefault(outer, []).append(branch)
     ends = {branch.end for branch in branches}
-    between = {outer: residual.between(graph, group, ends) for outer, group in groups.items()}
+    between = {outer: residual.stream_parameters(graph, group, ends) for outer, group in groups.items()}
     sums = {branch.sum for branch in branches}
     joined = {value for total in sums for value in residual.joined(total)}
     last_calls = {group[-1]: [branch.end for branch in group] for group in residual.calls(graph, branches)}
