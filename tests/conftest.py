@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jaxlib.version
 
-from tests import compiled, reach
+from tests import compiled, reach, slow_cases
 
 # For every process of the tests, those that tests start among them; JAX reads it when it is imported.
 ENVIRONMENT = {
@@ -61,7 +61,9 @@ def pytest_configure(config):
     config.pluginmanager.register(reach.Changed(config))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config, items):
+    slow_cases.mark(config, items)
     chosen, others = reach.part(items, config.option.part)
     config.hook.pytest_deselected(items=others)
     items[:] = chosen

@@ -13,10 +13,13 @@ from tests.foreign.models import MODELS
 from tests.foreign.table import REFUSALS, ones, printed, wrong
 
 RIGHT = [name for name, model in MODELS.items() if model.roles]
+SAMPLE = RIGHT[::5]  # `make test` has these, `make test-slow` all others
 REFUSED = [name for name, model in MODELS.items() if model.error]
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.slow) for name in RIGHT]
+)
 def test_roles(name):
     assert wrong(MODELS[name]) == []
 
