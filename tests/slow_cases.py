@@ -2,8 +2,8 @@
 
     python -m pytest -p tests.slow_cases -n 2 --dist worksteal -m "not slow and not pods"      # writes slow_cases.txt
 
-`make test` keeps of each test with several cases the shortest one and those below MOST_OF_A_CASE, and of the others those below
-MOST_OF_A_TEST, in seconds of CPU.
+`make test` keeps of each test with several cases the shortest one and those below MOST_OF_A_CASE, and of the others
+those below MOST_OF_A_TEST, in seconds of CPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Measured:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds |= {report.nodeid: value for name, value in report.user_properties if name == PROPERTY}
+        self._seconds.update((report.nodeid, value) for name, value in report.user_properties if name == PROPERTY)
 
     def pytest_sessionfinish(self) -> None:
         if "PYTEST_XDIST_WORKER" not in os.environ:
