@@ -19,6 +19,11 @@ def _tokens(data_dir: str | None = None, context: int | None = None, vocabulary:
     return tokens.load_tokens(data_dir or str(python_sources()), context, vocabulary)
 
 
+def _in_memory(name: str, data_dir: str | None = None, skip_corrupt: bool = False) -> Dataset:
+    """A data set of TFDS whose images keep their size."""
+    return images.load_tfds(name, data_dir, skip_corrupt=skip_corrupt)
+
+
 # The arguments of a function are the keys of config.data that its data set takes.
 CATALOG: dict[str, Callable[..., Dataset]] = {
     "digits": digits.load_digits,
@@ -26,7 +31,10 @@ CATALOG: dict[str, Callable[..., Dataset]] = {
     "folder": folder.load_image_folder,
     "text": text.load_text,
     "tokens": _tokens,
-    **{name: functools.partial(images.load_tfds, name) for name in images.TFDS},
+    **{
+        name: functools.partial(_in_memory if source.in_memory else images.load_tfds, name)
+        for name, source in images.TFDS.items()
+    },
 }
 
 

@@ -85,8 +85,6 @@ def load_tfds(
     image_size: side of the images, for a data set that does not fit in memory; None: the size of its `Source`.
     """
     source = TFDS[name]
-    if image_size and source.in_memory:
-        raise ValueError(f"data.image_size is for what does not fit in memory; {name} has {source.size}x{source.size}")
     builder, side = builder_of(name, data_dir), image_size or source.size
     records = {split: opened(builder, name, data_dir, split) for split in ("train", source.test)}
 

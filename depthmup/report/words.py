@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from depthmup.cli_flags import FLAGS, changed
 from depthmup.fit import Drift, Prediction, Transfer, Verdict
+from depthmup.fit.thresholds import MARGIN
 from depthmup.fit.transfer import margin_words
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED
 from depthmup.report.curves import grouped_by
@@ -21,9 +22,10 @@ from depthmup.trials.study import Size, Study
 from depthmup.trials.verdicts import TransferCurve
 
 PROGRAMS = "depthmup", "python main.py"  # what a command may begin with
+BELOW = f"a value of {2**-MARGIN:.2g} times the best one"  # what the margin allows
 MEANINGS: dict[Verdict, str] = {
-    TRANSFERS: "at every size the tuned value surely costs less than a value of half the best one would: use it",
-    NOT: "at some size the tuned value surely costs more than a value of half the best one would, or it diverges there",
+    TRANSFERS: f"at every size the tuned value surely costs less than {BELOW} would: use it",
+    NOT: f"at some size the tuned value surely costs more than {BELOW} would, or it diverges there",
     UNDECIDED: "the trials allow neither answer: more of them would decide",
     NOTHING: "fewer than two sizes have a training that is surely better than chance: train longer, or widen the grid",
 }
