@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image
 
-from depthmup.data.images import builder_of, opened
+from depthmup.data.tfds_images import builder_of, opened
 from experiments import command_line
 
 QUALITY = 75

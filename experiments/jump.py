@@ -59,7 +59,7 @@ import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.colors import size_colors
 from depthmup.fit import Cost, Transfer
-from depthmup.fit.picture import loss_marks, paint, plain_log
+from depthmup.fit.marks import loss_marks, paint, plain_log
 from depthmup.report import figures
 from depthmup.rules.batch_rules import RuleName, Run
 from depthmup.rules.parameterization import Name

@@ -16,7 +16,7 @@ import pytest
 from depthmup import bucket, sweep
 from depthmup.files import write_atomically
 from depthmup.train import log
-from depthmup.train.checkpoint import Checkpoints, load_checkpoint
+from depthmup.train.checkpoint import Checkpoints, load
 from depthmup.train.log import MetricsObject
 from depthmup.train.run import train_network
 from depthmup.train.workdir import OWNER, NotSaved, Workdir, WorkdirError
@@ -91,7 +91,7 @@ def test_a_run_goes_on_bit_for_bit(place, tmp_path, monkeypatch, capsys):
     assert resumed == alone
     assert outcome(place) == outcome(tmp_path / "alone")
     for best in (False, True):
-        (state, meta), (expected, _) = load_checkpoint(place, best), load_checkpoint(tmp_path / "alone", best)
+        (state, meta), (expected, _) = load(place, best), load(tmp_path / "alone", best)
         assert meta["step"] == 11
         for name in expected:
             np.testing.assert_array_equal(state[name], expected[name])
@@ -360,8 +360,8 @@ def test_kills(place, server, tmp_path):
     status, output = finish(process)
     assert status == 0, output
     assert outcome(place) == torture.outcome(tmp_path)
-    for name, leaf in load_checkpoint(tmp_path)[0].items():
-        np.testing.assert_array_equal(load_checkpoint(place)[0][name], leaf)
+    for name, leaf in load(tmp_path)[0].items():
+        np.testing.assert_array_equal(load(place)[0][name], leaf)
 
 
 @slow

@@ -17,7 +17,7 @@ from depthmup.settings import from_config
 from depthmup.train import BatchOverDevices, TrialLoop
 from depthmup.train import run as run_module
 from depthmup.train.build import batches_of, hyper_of, task_of
-from depthmup.train.checkpoint import CheckpointError, Checkpoints, load_checkpoint
+from depthmup.train.checkpoint import CheckpointError, Checkpoints, load
 from depthmup.train.run import Diverged, train_loop
 from depthmup.train.stop import Stop, Stopped
 from depthmup.train.workdir import WorkdirError
@@ -85,7 +85,7 @@ def test_resumed_is_uninterrupted(tmp_path, optimizer, devices, wrapper):
     assert resumed.keys() == whole.keys()
     for key in whole:
         np.testing.assert_array_equal(resumed[key], whole[key], err_msg=str(key))
-    states = [load_checkpoint(tmp_path / name) for name in ("whole", "cut")]
+    states = [load(tmp_path / name) for name in ("whole", "cut")]
     assert states[0][1]["step"] == states[1][1]["step"] == STEPS
     for a, b in zip(jax.tree.leaves(states[0][0]), jax.tree.leaves(states[1][0]), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -283,15 +283,15 @@ def test_the_best_and_the_last_are_kept(tmp_path):
     assert not again.improves(1.5)
     assert again.improves(0.5)
     again.close()
-    state, meta = load_checkpoint(tmp_path, best=True)
+    state, meta = load(tmp_path, best=True)
     assert (meta["step"], meta["metrics"]) == (2, {"validation_loss": 1.0})
     np.testing.assert_array_equal(state["w"], [2, 2, 2])
-    assert load_checkpoint(tmp_path)[1]["step"] == 5
+    assert load(tmp_path)[1]["step"] == 5
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        load_checkpoint(tmp_path / "empty")
+        load(tmp_path / "empty")
     with pytest.raises(CheckpointError, match="is not there"):
-        load_checkpoint(tmp_path / "nowhere")
+        load(tmp_path / "nowhere")
 
 
 def test_saved_state_does_not_change_with_the_next_step(tmp_path):
@@ -300,7 +300,7 @@ def test_saved_state_does_not_change_with_the_next_step(tmp_path):
     kept.save(1, {"w": leaf})
     leaf += 1
     kept.close()
-    assert not load_checkpoint(tmp_path)[0]["w"].any()
+    assert not load(tmp_path)[0]["w"].any()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
@@ -367,7 +367,7 @@ def test_a_stop_saves(tmp_path):
     """Though no checkpoint is due."""
     metrics, seen, _ = run(settings(checkpoint__every="1000 steps"), loop_of(), tmp_path, 4)
     assert metrics is None
-    assert load_checkpoint(tmp_path)[1]["step"] == max(step for step, _ in seen) <= 8
+    assert load(tmp_path)[1]["step"] == max(step for step, _ in seen) <= 8
 
 
 def test_a_run_saves_its_best_state_and_its_last(tmp_path):
@@ -406,7 +406,7 @@ def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
 
 
 def test_meta_says_what_it_is(finished):
-    meta = load_checkpoint(finished[0])[1]
+    meta = load(finished[0])[1]
     assert meta["step"] == 30
     assert meta["identity"] == {"model": {"width": 16}}
     assert {"jax", "flax", "optax", "orbax-checkpoint"} <= set(meta["versions"])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from configs import default, gpt
 from depthmup import cli_flags, data, fit
-from depthmup.data.images import TFDS
+from depthmup.data.tfds_images import TFDS
 from depthmup.models import MODELS
 from depthmup.settings import LEARNING_RATE, from_config
 from depthmup.train import TrialLoop, TrialsOverDevices

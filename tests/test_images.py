@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from depthmup import data
-from depthmup.data import images
+from depthmup.data import tfds_images
 from depthmup.data.dataset import held_out
 from depthmup.data.prepare import main, prepare_tfds
 from tests.test_configs import fake_records
@@ -142,8 +142,8 @@ def test_unknown_names():
 
 def test_every_source_is_a_builder():
     """Names, classes and splits are those of TFDS and of our builders."""
-    for name, source in images.TFDS.items():
-        builder = images.builder_of(name, None)
+    for name, source in tfds_images.TFDS.items():
+        builder = tfds_images.builder_of(name, None)
         assert builder.info.features["label"].num_classes == source.classes
         shape = builder.info.features["image"].shape
         assert shape in ((source.size, source.size, 3), (None, None, 3))

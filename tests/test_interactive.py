@@ -14,7 +14,7 @@ from absl import flags
 
 from depthmup.cli import command
 from depthmup.files import digest
-from depthmup.fit import picture
+from depthmup.fit import marks
 from depthmup.report import figures, interactive, page, panels, words
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
@@ -147,8 +147,8 @@ def test_marks_of_both_painters():
     """Each kind has a style in Matplotlib's and in Plotly's."""
     script = (Path(interactive.__file__).parent / "report.js").read_text()
     styles = script.partition("const STYLES = {")[2].partition("\n  };")[0]
-    assert set(re.findall(r"^    (\w+): \(", styles, re.M)) == set(get_args(picture.Kind))
-    assert set(picture.STYLES) | {"band", "seeds", "optima"} == set(get_args(picture.Kind))
+    assert set(re.findall(r"^    (\w+): \(", styles, re.M)) == set(get_args(marks.Kind))
+    assert set(marks.STYLES) | {"band", "seeds", "optima"} == set(get_args(marks.Kind))
 
 
 def test_learning_curves_are_thinned(sweep, plotted):

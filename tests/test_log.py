@@ -174,6 +174,14 @@ def test_operations():
 
     assert flops.count_operations(stack, x, w) == 6 * product
     assert flops.count_operations(jax.jit(jax.grad(stack, argnums=(0, 1))), x, w) == 3 * 6 * product
+
+    def experts(x, w):
+        return jax.lax.ragged_dot(x, w, jnp.array([2, 3]))
+
+    weights = jax.ShapeDtypeStruct((2, 7, 7), np.float32)
+    assert flops.count_operations(experts, x, weights) == product
+    gradient = jax.grad(lambda x, w: (experts(x, w) ** 2).sum(), argnums=(0, 1))
+    assert flops.count_operations(gradient, x, weights) == 3 * product
     conv = nn.Conv(4, (3, 3), use_bias=False, feature_group_count=2)
     images = jax.ShapeDtypeStruct((2, 8, 8, 6), np.float32)
     params = jax.eval_shape(conv.init, jax.random.key(0), images)

@@ -10,7 +10,7 @@ import pytest
 from configs import default, imagenet_resnet
 from depthmup import data
 from depthmup.cli import verbs
-from depthmup.data.images import TFDS
+from depthmup.data.tfds_images import TFDS
 from depthmup.plan import plan
 from depthmup.plan.plan import largest
 from depthmup.plan.program import CompiledProgram, DoesNotFit, collectives

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from configs import default, digits, imagenet_resnet, imagenet_vit, patches16_simple_resnet, text_gpt
-from depthmup.data.images import BLANK
+from depthmup.data.tfds_images import BLANK
 from depthmup.plan import plan
 from depthmup.settings import from_config, put
 from depthmup.train.build import batches_of, hyper_of, task_of

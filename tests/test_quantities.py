@@ -219,8 +219,8 @@ def test_pictures_over_training(measured, tmp_path):
 def test_losses_of_a_history():
     history = History(1, 20)
     history.add(20, {name: np.arange(20, dtype=np.float32)[None] for name in ("loss", "grad_norm")})
-    assert history.losses(0, 20) == {"last_loss": 18.5, "mean_loss": 9.5}
-    assert history.losses(0, 5) == {"last_loss": 4.0, "mean_loss": 2.0}
+    assert history.columns(0, 20) == {"last_loss": 18.5, "mean_loss": 9.5}
+    assert history.columns(0, 5) == {"last_loss": 4.0, "mean_loss": 2.0}
 
 
 def test_calibrations_are_kept(tmp_path, capsys):

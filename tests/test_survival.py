@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from depthmup.train.checkpoint import load_checkpoint
+from depthmup.train.checkpoint import load
 from depthmup.train.run import train_network
 from tests import tiny
 from tests.torture import ARGUMENTS, EVERY, ROOT, finish, kill_until_done, outcome, start, wait_for
@@ -47,7 +47,7 @@ def test_a_signal_saves(alone, tmp_path, number, status):
     process.send_signal(number)
     code, output = finish(process)
     assert code == status
-    step = load_checkpoint(tmp_path)[1]["step"]
+    step = load(tmp_path)[1]["step"]
     assert f"stopped by {number.name} at step {step}: saved, the same command goes on from there" in output
     if number == signal.SIGTERM:
         code, output = finish(start(tmp_path))
@@ -129,7 +129,7 @@ def test_two_processes_are_one(alone, tmp_path):
     processes[1].send_signal(signal.SIGTERM)
     (first, second) = [finish(process) for process in processes]
     assert (first[0], second[0]) == (143, 143), first[1] + second[1]
-    step = load_checkpoint(tmp_path)[1]["step"]
+    step = load(tmp_path)[1]["step"]
     assert f"at step {step}: saved" in first[1]
     assert "step 60/660" not in second[1]
     results = [finish(process) for process in run_processes([tmp_path] * 2)]
@@ -192,6 +192,6 @@ def test_eight_processes_are_one(tmp_path):
     results = [finish(process) for process in run_processes(workdirs, *short)]
     assert [code for code, _ in results] == [0] * 8, results
     assert_alike(outcome(workdirs[0]), outcome(tmp_path / "alone"))
-    assert load_checkpoint(workdirs[0])[1]["step"] == 22
+    assert load(workdirs[0])[1]["step"] == 22
     assert not [workdir for workdir in workdirs[1:] if workdir.exists()]
     assert not any("step " in output for _, output in results[1:])

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from depthmup.data import digits, folder, images, patches, text, tokens
+from depthmup.data import digits, folder, patches, text, tfds_images, tokens
 from depthmup.data.dataset import Dataset, checked_dataset
 from depthmup.names import unknown
 
@@ -21,7 +21,7 @@ def _tokens(data_dir: str | None = None, context: int | None = None, vocabulary:
 
 def _in_memory(name: str, data_dir: str | None = None, skip_corrupt: bool = False) -> Dataset:
     """A data set of TFDS whose images keep their size."""
-    return images.load_tfds(name, data_dir, skip_corrupt=skip_corrupt)
+    return tfds_images.load_tfds(name, data_dir, skip_corrupt=skip_corrupt)
 
 
 # The arguments of a function are the keys of config.data that its data set takes.
@@ -32,8 +32,8 @@ CATALOG: dict[str, Callable[..., Dataset]] = {
     "text": text.load_text,
     "tokens": _tokens,
     **{
-        name: functools.partial(_in_memory if source.in_memory else images.load_tfds, name)
-        for name, source in images.TFDS.items()
+        name: functools.partial(_in_memory if source.in_memory else tfds_images.load_tfds, name)
+        for name, source in tfds_images.TFDS.items()
     },
 }
 
@@ -60,7 +60,7 @@ def load(
     """The data set `name`; the same object for the same arguments.
 
     Args:
-      name: one of CATALOG, or blank: before a data set of TFDS (images.blank).
+      name: one of CATALOG, or blank: before a data set of TFDS (tfds_images.blank).
       data_dir: the folder of images; the file or folder of text, None: NumPy's docstrings (text.load_text); the folder
         of tokens (tokens.load_tokens), None: the Python sources of the pinned packages (python_sources.tokens_folder),
         made if they are not there; or the folder of the TFDS data sets, None: ~/tensorflow_datasets.
@@ -74,9 +74,9 @@ def load(
     Raises ValueError for an unknown name (the message has the nearest one and all), a data set that is not prepared
     (the message has the command that prepares it), or a bad split.
     """
-    blank = name.removeprefix(images.BLANK)
-    if blank != name and blank in images.TFDS:
-        loader: Callable[..., Dataset] = functools.partial(images.blank, blank)
+    blank = name.removeprefix(tfds_images.BLANK)
+    if blank != name and blank in tfds_images.TFDS:
+        loader: Callable[..., Dataset] = functools.partial(tfds_images.blank, blank)
     elif name in CATALOG:
         loader = CATALOG[name]
     else:

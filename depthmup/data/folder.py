@@ -17,7 +17,7 @@ from depthmup.data import image_cache
 from depthmup.data.dataset import HINT, Dataset, Records, Split, note_left_out, pixel_moments
 from depthmup.data.image_cache import Decoded
 from depthmup.data.image_files import LAYOUT, Files, FileState, hashed, listed_images, note_repeated
-from depthmup.data.images import in_memory
+from depthmup.data.tfds_images import in_memory
 from depthmup.files import CONTENTS, digest
 
 IN_MEMORY = 2**31  # largest number of bytes of all decoded images for which they are held in memory

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from depthmup.data.images import TFDS, builder_of, manual_folder
+from depthmup.data.tfds_images import TFDS, builder_of, manual_folder
 
 
 def prepare_tfds(name: str, data_dir: str | None = None) -> Path:

@@ -109,7 +109,7 @@ class Transfer(NamedTuple):
 
     def plot(self, path: str | Path) -> None:
         """Draw the loss against the hyperparameter, a line for each size, to a PNG."""
-        from depthmup.fit.picture import picture
+        from depthmup.fit.marks import picture
 
         curves = [
             (size, rates, self.log_losses(i), optimum)

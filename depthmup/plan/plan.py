@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from depthmup.data.images import BLANK, TFDS
+from depthmup.data.tfds_images import BLANK, TFDS
 from depthmup.plan.program import CompiledProgram, DoesNotFit, compiled
 from depthmup.settings import Settings, SettingsError, put
 from depthmup.train import TrialLoop, flops

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -199,9 +198,10 @@ def _readouts(source: Source, width: int, depth: int) -> str:
 def _joined(source: Source, width: int, depth: int) -> str:
     """Axes that join a part of fixed size to one that grows: one rule of width does not hold for both."""
     trees = [flatten_shapes(source.model(k * width, depth).shapes[0])[0] for k in (1, 2, 4)]
+    overridden = match(source.rules(width, depth), trees[0])
     parts: dict[str, str] = {}
     for path in trees[0].keys() & trees[1].keys() & trees[2].keys():
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in source.rules(width, depth)):
+        if path in overridden:
             continue
         for axis, sizes in enumerate(zip(*(tree[path] for tree in trees), strict=False)):
             if part := fixed_part(*sizes):

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from depthmup.colors import VERDICT_COLORS
-from depthmup.fit.picture import paint, plain_log
+from depthmup.fit.marks import paint, plain_log
 from depthmup.names import plain
 from depthmup.report import panels
 from depthmup.report.curves import grouped_by

@@ -20,8 +20,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from depthmup.fit import Prediction, ScalingLaw
 from depthmup.fit.curve import POINTS, checked_curve
+from depthmup.fit.marks import Mark, paint, plain_log
 from depthmup.fit.optimum import curve_optimum
-from depthmup.fit.picture import Mark, paint, plain_log
 from depthmup.fit.scaling_law import LawEstimate, Rates
 from depthmup.names import floats, plain
 from depthmup.report.drawing import STYLE, WIDTH, png

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 
 from depthmup.colors import curve_color, size_colors
 from depthmup.fit import Verdict
-from depthmup.fit.picture import FOOT, Mark, loss_marks
+from depthmup.fit.marks import FOOT, Mark, loss_marks
 from depthmup.report import words
 from depthmup.report.curves import grouped_by
 from depthmup.report.learning_curves import LearningCurves

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from depthmup.fit.picture import plain_log
+from depthmup.fit.marks import plain_log
 from depthmup.names import percent
 from depthmup.report.drawing import STYLE, WIDTH
 from depthmup.report.law import RED

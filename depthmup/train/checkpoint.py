@@ -271,7 +271,7 @@ class Checkpoints:
         self._manager.reload()
 
 
-def load_checkpoint(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any]]:
+def load(workdir: str | Path, best: bool = False) -> tuple[Arrays, dict[str, Any]]:
     """({path: array}, meta) of a run's newest checkpoint, or of the one that is best on the validation split.
 
     Paths are paths in `TrainState`, for example "params/blocks/dense/kernel". meta has "step", "identity" (the

@@ -39,6 +39,14 @@ def _count(jaxpr: Any) -> float:
             (contracted, _), _ = parameters["dimension_numbers"]
             left = equation.invars[0].aval.shape
             total += 2.0 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+        elif name == "ragged_dot_general":
+            numbers = parameters["ragged_dot_dimension_numbers"]
+            (contracted, _), _ = numbers.dot_dimension_numbers
+            left, groups = equation.invars[0].aval.shape, equation.invars[2].aval.shape[-1]
+            terms = math.prod(left[axis] for axis in contracted)
+            if set(numbers.lhs_ragged_dimensions) & set(contracted):
+                terms /= groups  # each group sums over its own rows
+            total += 2.0 * equation.outvars[0].aval.size * terms
         elif name in ("conv_general_dilated", conv_p.name):
             numbers = parameters["window"].dimension_numbers if name == conv_p.name else parameters["dimension_numbers"]
             kernel, out_features = equation.invars[1].aval, numbers.rhs_spec[0]

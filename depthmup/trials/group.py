@@ -94,7 +94,7 @@ class Runner:
         finished = []
         for i, (trial, count) in enumerate(zip(group.trials, steps, strict=False)):  # steps: of what fills it up too
             of_state = {name: value[i].item() for name, value in results.items()}
-            row = row_of(trial, count, of_state, history.losses(i, count))
+            row = row_of(trial, count, of_state, history.columns(i, count))
             finished.append(Finished(row, history.curve(i, count), history.measurements(i, count, points)))
         return finished
 

@@ -53,8 +53,9 @@ class History:
         """Add quantities, (trials, layers) each, after `step` steps. Trials that fill up the group are dropped."""
         self.measured[step] = {name: array[: self.values.shape[1]] for name, array in quantities.items()}
 
-    def losses(self, trial: int, steps: int) -> dict[str, float]:
-        """Mean training losses of a trial: "last_loss" over the last tenth of its steps, "mean_loss" over all steps.
+    def columns(self, trial: int, steps: int) -> dict[str, float]:
+        """What the row of a trial has of its steps, mean training losses: "last_loss" over the last tenth of them,
+        "mean_loss" over all.
 
         The loss of a step is taken before the step, on the step's batch. The AM-muP paper's code judges by the mean
         over all steps.
