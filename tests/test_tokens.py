@@ -289,7 +289,8 @@ def test_prepared_by_a_tokenizer(tmp_path):
     files = sorted((ROOT / "depthmup" / "data").glob("*.py"))
     program = (
         "import pathlib, sys; from depthmup.data.prepare_tokens import write_tokens\n"
-        "write_tokens(sorted(pathlib.Path('depthmup/data').glob('*.py')), pathlib.Path(sys.argv[1]), train_vocabulary=600)"
+        "files = sorted(pathlib.Path('depthmup/data').glob('*.py'))\n"
+        "write_tokens(files, pathlib.Path(sys.argv[1]), train_vocabulary=600)"
     )
     threads = {**os.environ, "RAYON_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", program, tmp_path / "one"], cwd=ROOT, env=threads, check=True)
