@@ -29,6 +29,7 @@ BRANCHES: dict[str, str | dict[str, str]] = {
     "docs/guide/haiku.md": "one",
     "docs/guide/linen.md": "one",
     "docs/guide/nnx.md": "several",
+    "docs/guide/questions.md": "several",
     "docs/guide/optuna-wandb.md": "one",
     "docs/index.md": "one",
     "docs/your-model.md": {"Net": "one", "Factored": "one", "factory": "several", "lambda w": "several"},
