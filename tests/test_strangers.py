@@ -4,6 +4,7 @@ import ast
 import functools
 import re
 import warnings
+from typing import Any
 
 import equinox as eqx
 import flax.linen as nn
@@ -381,3 +382,25 @@ class Hypernetwork(nn.Module):
 def test_a_layer_that_makes_matrices_is_no_layer_that_doubles():
     with pytest.raises(dm.SpecError, match=r"hyper_0/kernel: axis 1 grows from 1024 to 4096 to 16384"):
         setup(Hypernetwork)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_roles_are_those_of_float32_where_bfloat16_is_stored(norm):
+    class Net(nn.Module):
+        width: int
+        depth: int
+        dtype: Any
+
+        @nn.compact
+        def __call__(self, x):
+            types = {"dtype": self.dtype, "param_dtype": self.dtype}
+            h = nn.Dense(self.width, **types)(x)
+            for _ in range(self.depth):
+                h = h + nn.Dense(self.width, **types)(nn.gelu(nn.Dense(self.width, **types)(norm(**types)(h))))
+            return nn.Dense(10, **types)(norm(**types)(h))
+
+    def roles(dtype):
+        m = dm.setup("completep", lambda width, depth: Net(width, depth, dtype), X, width=64, depth=4, base=(32, 2))
+        return {spec.path: (spec.role, spec.in_branch) for spec in leaves_of(m.specs)}
+
+    assert roles(jnp.bfloat16) == roles(jnp.float32)

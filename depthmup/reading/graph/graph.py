@@ -456,7 +456,8 @@ class Graph:
     def changed(self, changes: Mapping[Node, Any], allowed: AbstractSet[Node], cut: Sequence[Node] = ()) -> Any:
         """{value: its new number} of all values that change with these. The values behind `cut` are computed from its
         old number. None as soon as a value changes that is not in `allowed`."""
-        values = dict(changes)
+        # A number times an array in bfloat16 is float32 in NumPy.
+        values = {node: np.asarray(number, np.asarray(node.value).dtype) for node, number in changes.items()}
         todo = self.descendants(changes) - changes.keys()
         for node in todo:
             if not any(operand in values and operand not in cut for operand in node.operands):
