@@ -193,7 +193,8 @@ def picture(jump: Jump) -> Figure:
             cost, label = of_rule[rule][case].costs[-1], "tuned rate" if rule == "none" else rule
             title.append(f"{label}: {f'costs {cost}' if cost else 'diverges'}")
             if result.tuned:
-                panel.axvline(result.tuned * jump.factor(rule), color="gray", ls=style, lw=1, label=label)
+                of_line = "tuned rate (fitted)" if rule == "none" else rule
+                panel.axvline(result.tuned * jump.factor(rule), color="gray", ls=style, lw=1, label=of_line)
         panel.set_title("\n".join(title), fontsize=10)
     plain_log(panels[0, 0].xaxis)
     plain_log(panels[0, 0].yaxis)

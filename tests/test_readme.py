@@ -20,9 +20,10 @@ def run(path, count):
 @pytest.mark.slow
 def test_readme(capsys):
     names = run("README.md", 1)
-    assert names["updates"]["params"]["head"]["kernel"].shape == (256, 10)
-    assert names["report"].ok, str(names["report"])
-    assert "depth_mup at width 256 (base 64), depth 16 (base 4), adamw" in capsys.readouterr().out
+    assert names["updates"]["params"]["Dense_0"]["kernel"].shape == (64, 256)
+    output = capsys.readouterr().out
+    assert "completep at width 256 (base 64), depth 16 (base 4), adamw" in output
+    assert "completep: ok" in output
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from depthmup.train.build import task_of
 ROOT = Path(__file__).parent.parent
 # What the branches of the models are that a text sets up, of all or by factory; its optimizer is of the family "adam".
 BRANCHES: dict[str, str | dict[str, str]] = {
-    "README.md": "one",
+    "README.md": "several",
     "depthmup/own_model.py": "several",
     "docs/api/core.md": "one",
     "docs/batch.md": "several",
