@@ -55,10 +55,10 @@ def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]
 
 
 def unseen_by(operation: str, leaf: Leaf) -> str:
-    """The question about a weight whose only use is inside an operation that the forward pass does not show."""
+    """The question about a weight whose use the forward pass does not show."""
     return (
-        f"{leaf.path} {leaf.shape}: what {operation} makes of it is not seen, and no other matrix shows how they are "
-        "stored: say its role, or layout='in_out' or 'out_in' for all"
+        f"{leaf.path} {leaf.shape}: what {operation} makes of it is not seen: say its role, or layout='in_out' or "
+        "'out_in' for all of them"
     )
 
 
