@@ -226,11 +226,11 @@ from pathlib import Path
 from depthmup import sweep
 from depthmup.report.curves import judge
 from depthmup.settings import column
-from depthmup.trials.plan import trials
+from depthmup.trials.plan import grid_trials
 from tests import tiny
 
 study, lines = tiny.study(), []
-for trial in trials(study):
+for trial in grid_trials(study):
     row = {{column(key): value for key, value in trial.leaves.items()}}
     loss = 0.1 + abs(math.log2(row["learning_rate"]) + 2)
     lines.append(json.dumps({{**row, "key": trial.key, "loss": loss, "diverged": False}}))
