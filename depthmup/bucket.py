@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # what epath reads and writes them by; the extras are called gs and s3
+NAME = 255  # bytes of a name that file systems take
 
 
 def folder(path: str | os.PathLike[str]) -> Path:
@@ -85,6 +86,9 @@ def check_path(path: object) -> None:
     """Raises ValueError for what is no path of a folder."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise ValueError(f"workdir must be the path of a folder, got {path!r}")
+    name = max(Path(path).parts, key=len, default="")
+    if len(os.fsencode(name)) > NAME:
+        raise ValueError(f"workdir has a name of {len(name)} letters, {name[:20]}...: a file system takes {NAME} bytes")
 
 
 def make(path: Path) -> None:

@@ -106,6 +106,31 @@ def test_an_initializer_that_is_no_elementwise_function_is_run():
     assert all(factor == pytest.approx(2**-5, rel=1e-3) for factor in report.factors.values())
 
 
+class Mixed(nn.Module):
+    """A small matrix whose init is a fixed matrix times random numbers, as large at any width (S5's B)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width, name="embed")(x)
+        mix = np.fft.fft(np.eye(8)) / 8**0.5
+        for i in range(self.depth):
+
+            def init(key):
+                return (mix @ (0.3 * jax.random.normal(key, (8, self.width)))).real
+
+            h = h + nn.Dense(self.width, name=f"out_{i}")(nn.gelu(h @ self.param(f"B_{i}", init).T))
+        return nn.Dense(3, name="head")(h)
+
+
+def test_a_small_initializer_is_run_often():
+    """One draw of 256 numbers told nothing, and the init was said to be right."""
+    with pytest.warns(dm.SetupWarning, match=r"B_\* \(output\): std ~ width\^-?0\.0\d .*, needed width\^-0\.5"):
+        dm.setup("depth_mup", Mixed, jnp.ones((2, 5)), width=64, depth=4, base=(32, 2))
+
+
 def test_rescaling_twice_is_found():
     p = dm.parameterization("mup", **BASE)
 

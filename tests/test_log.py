@@ -1,5 +1,6 @@
 """Rows of metrics, files that are whole or not there, and the count of operations."""
 
+import errno
 import io
 import json
 import os
@@ -139,6 +140,26 @@ def test_write_atomically_leaves_the_old(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, "new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    """It is named, with what to do; one that grants every lock is used, and the workdir says so."""
+    both = [Workdir(tmp_path, {}, "results", shared=True) for _ in range(2)]
+    assert [workdir.messages for workdir in both] == [[], []]
+    for workdir in both:
+        workdir.close()
+    for number in (errno.ENOLCK, errno.ENOSYS):
+
+        def refused(file, operation, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("fcntl.flock", refused)
+        with pytest.raises(WorkdirError, match=r"^\S+ lies on a file system without locks \(.*\): give a .+$"):
+            Workdir(tmp_path, {}, "results")
+    monkeypatch.setattr("fcntl.flock", lambda file, operation: None)
+    workdir = Workdir(tmp_path, {}, "results")
+    workdir.close()
+    assert ["let one process at a time use it" in message for message in workdir.messages] == [True]
 
 
 def test_workdir(tmp_path):

@@ -19,7 +19,7 @@ from flax import nnx
 import depthmup as dm
 from depthmup.measure.probe import feature_changes
 from depthmup.models import MLP, ResidualMLP, ViT, states
-from depthmup.rules.specs import Absorbed, is_spec
+from depthmup.rules.specs import Absorbed, is_spec, leaves_of
 from tests.test_forward import NormedConv, Residual, Transformer
 
 WIDTH, DEPTH, BASE = 16, 4, (8, 2)
@@ -667,6 +667,32 @@ def test_blocks_that_the_forward_pass_is_not_followed_into(kind, message):
 def test_attention_that_the_forward_pass_is_not_followed_into():
     with pytest.raises(dm.ForwardError, match=r"an attention lies in a jax.lax.cond"):
         setup(lambda w, d: Closed(w, d, "attention"), name="mup")
+
+
+class Compared(nn.Module):
+    """A sum of activations chooses between layers."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        def layer(name, h):
+            w = self.param(name, nn.initializers.lecun_normal(), (self.width, self.width))
+            return jax.lax.cond(h.sum() > 0, lambda h, w: h @ w, lambda h, w: 2 * h @ w, h, w)
+
+        h = nn.Dense(self.width, name="read_in")(x)
+        for i in range(self.depth):
+            y = nn.gelu(layer(f"up_{i}", nn.LayerNorm(name=f"norm_{i}")(h)))
+            h = h + layer(f"down_{i}", y)
+        return nn.Dense(5, name="head")(h)
+
+
+def test_a_sum_that_is_compared_is_no_attention():
+    """It was asked for a factor of its queries and keys."""
+    roles = {spec.path: (spec.placed_role, spec.absorbs) for spec in leaves_of(setup(Compared).specs)}
+    assert roles["up_0"] == ("branch/hidden", ())
+    assert roles["down_0"] == ("branch/hidden", (Absorbed("branch"),))
 
 
 def test_a_factory_that_looks_at_numbers():

@@ -242,18 +242,27 @@ def test_no_warning_where_only_sizes_change(name):
     assert not overrides
 
 
+def by_variance(kernel):
+    """NFNet: the variance of each neuron's weights times the fan-in becomes 1."""
+    return (kernel - kernel.mean(0)) * jax.lax.rsqrt(jnp.maximum(kernel.var(0) * len(kernel), 1e-4))
+
+
+def by_deviation(kernel):
+    """BiT, and the root of the fan-in behind it."""
+    return (kernel - kernel.mean(0)) / (kernel.std(0) + 1e-5) / len(kernel) ** 0.5
+
+
 class Standardized(nn.Module):
-    """Weight standardization (NFNet): the variance of each neuron's weights times the fan-in becomes 1."""
+    """Weight standardization."""
 
     width: int
     depth: int
+    standardized: object
 
     @nn.compact
     def __call__(self, x):
         def layer(name, h):
-            kernel = self.param(name, nn.initializers.lecun_normal(), (h.shape[-1], self.width))
-            kernel = kernel - kernel.mean(0)
-            return h @ (kernel * jax.lax.rsqrt(jnp.maximum(kernel.var(0) * h.shape[-1], 1e-4)))
+            return h @ self.standardized(self.param(name, nn.initializers.lecun_normal(), (h.shape[-1], self.width)))
 
         h = nn.Dense(self.width, name="embed")(x)
         for i in range(self.depth):
@@ -262,8 +271,9 @@ class Standardized(nn.Module):
         return nn.Dense(3, name="head")(h)
 
 
-def test_the_fan_in_under_a_root_is_no_number():
-    assert not warned(Standardized, inputs=(jnp.ones((2, 5)),))
+@pytest.mark.parametrize("standardized", [by_variance, by_deviation])
+def test_the_fan_in_under_a_root_is_no_number(standardized):
+    assert not warned(functools.partial(Standardized, standardized=standardized), inputs=(jnp.ones((2, 5)),))
 
 
 def test_a_number_behind_a_sum_belongs_to_both_products():

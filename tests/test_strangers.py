@@ -364,6 +364,80 @@ def test_outputs_for_all_blocks_are_no_stack():
     assert (parts.placed_role, parts.stack_axis, parts.fan_in, parts.fan_out) == ("branch/output", None, 32, 16)
 
 
+class Conditioned(nn.Module):
+    """One matrix makes the condition of all blocks, each as large as the width (WaveGlow)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, condition = (nn.Dense(self.width, name=name)(x) for name in ("embed", "condition"))
+        parts = nn.Dense(self.depth * self.width, use_bias=False, name="parts")(condition)
+        for i, part in enumerate(jnp.split(parts, self.depth, axis=1)):
+            up = nn.Dense(self.width, name=f"up_{i}")(nn.LayerNorm(name=f"norm_{i}")(h))
+            h = h + nn.Dense(self.width, name=f"down_{i}")(nn.gelu(up + part))
+        return nn.Dense(5, name="head")(h)
+
+
+class ScannedBlock(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, h, _):
+        y = nn.gelu(nn.Dense(2 * self.width, name="up")(nn.LayerNorm(name="norm")(h)))
+        return h + nn.Dense(self.width, name="down")(y), None
+
+
+class OneThenScan(nn.Module):
+    """The first block by itself, the others stacked (DeepSeek in MaxText)."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, _ = ScannedBlock(self.width, name="first")(nn.Dense(self.width, name="embed")(x), None)
+        others = nn.scan(
+            ScannedBlock, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth - 1
+        )  # fmt: skip
+        h, _ = others(self.width, name="layers")(h, None)
+        return nn.Dense(5, name="head")(h)
+
+
+class Exits(nn.Module):
+    """A head behind each block, all returned: early exit."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        h, logits = nn.Dense(self.width, name="embed")(x), []
+        for i in range(self.depth):
+            h = h + nn.Dense(self.width, name=f"block_{i}")(nn.gelu(h))
+            logits.append(nn.Dense(5, name=f"exit_{i}")(nn.LayerNorm(name=f"norm_{i}")(h)))
+        return jnp.stack(logits)
+
+
+@pytest.mark.parametrize(
+    ("factory", "roles"),
+    [
+        (Conditioned, {"parts/kernel": "branch/hidden"}),
+        (OneThenScan, {"layers/up/kernel": "branch/hidden", "layers/up/bias": "branch/vector"}),
+        (Exits, {"exit_0/kernel": "readout", "exit_1/bias": "scalar", "norm_0/scale": "vector"}),
+    ],
+)
+def test_what_is_printed_of_parameters_for_all_blocks_is_right(factory, roles):
+    """'trunk/hidden' was printed, also of biases, and 'stream' of heads."""
+    with pytest.raises((SpecError, dm.ForwardError)) as error:
+        setup(factory)
+    pasted = ast.literal_eval(re.search(r"(?s)overrides=(\{.*?\})", str(error.value))[1])
+    specs, texts = setup(factory, overrides=pasted)
+    assert {path: specs[path].placed_role for path in roles} == roles
+    assert texts == []
+
+
 class Hypernetwork(nn.Module):
     """What a layer makes of the inputs is the matrix of each block."""
 

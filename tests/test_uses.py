@@ -1,5 +1,7 @@
 """reading/graph/axes.py: what each use of a parameter in a program says of its axes, and that names say nothing."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -186,6 +188,24 @@ def test_a_learned_state():
     params = {"w": {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}}
     read = uses_of(traced_program(lambda params, h: from_learned_state(h, **params), params, (H,)), params)
     assert read.axes == {"w/hidden": "io"}
+
+
+def test_a_product_that_a_scan_sums_is_not_seen():
+    """Its weight was taken for a vector. A bias along two axes of outputs is one."""
+
+    def prefix_sums(h, w):
+        return jax.lax.associative_scan(jnp.add, h[..., None] * w, axis=2)[:, :, -1]
+
+    read = of_growing(prefix_sums, {("w", 0), ("w", 1)}, w=(8, 16))
+    assert (read.axes, read.entries) == ({}, {})
+    assert re.fullmatch(r"mul \(.*test_uses.py:\d+.*\)", read.unseen["w"])
+    assert of_growing(prefix_sums, {("w", 1)}, w=(8, 16)).entries == {"w": set()}
+    biased = of_growing(
+        lambda h, w, bias: jnp.einsum("btd,dnk->btnk", h, w) + bias,
+        {(name, axis) for name, axes in (("w", 3), ("bias", 2)) for axis in range(axes)},
+        w=(8, 2, 4), bias=(2, 4),
+    )  # fmt: skip
+    assert (biased.entries, biased.unseen) == ({"bias": {0, 1}}, {})
 
 
 def test_an_operation_without_a_rule_is_not_told():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from depthmup.names import at_least_one, short
-from depthmup.reading.init_std import InitProgram, Std, evaluate, traced_init
+from depthmup.reading.init_std import SAMPLE, InitProgram, Std, evaluate, traced_init
 from depthmup.rules.parameterization import Parameterization, Role, check_parameterization
 from depthmup.rules.specs import (
     ParamSpec,
@@ -194,7 +195,7 @@ class Initializers:
 
     def _measured(self, width: int, depth: int) -> dict[str, Std]:
         """`stds`; where the program does not tell them, one initializer of each kind of parameter is run, if it has at
-        most LARGEST entries."""
+        most LARGEST entries: so often that SAMPLE are drawn, where the key is an argument."""
         stds = self.stds(width, depth)
         kinds = {
             (starred(path), std.shape): path
@@ -205,14 +206,20 @@ class Initializers:
             return stds
         paths, closed = sorted(kinds.values()), self.program(width, depth).closed
 
-        def run() -> list[jax.Array]:
-            key = (jax.random.key(0) for _ in closed.jaxpr.invars)
-            arrays = dict(zip(stds, evaluate(closed, *key), strict=False))
-            return [arrays[path] for path in paths]
+        entries = {path: math.prod(stds[path].shape) for path in paths}
+        small = [path for path in paths if 0 < entries[path] < SAMPLE and closed.jaxpr.invars]
+        draws = math.ceil(SAMPLE / min((entries[path] for path in small), default=SAMPLE))
 
-        options = QUICK if jax.default_backend() == "cpu" else None
-        values = [np.asarray(leaf) for leaf in jax.jit(run, compiler_options=options)()]
-        ran = {path: Std.of(value, value.size, value.shape) for path, value in zip(paths, values, strict=True)}
+        def drawn(key: Any, paths: Sequence[str]) -> dict[str, jax.Array]:
+            arrays = dict(zip(stds, evaluate(closed, *[key] * len(closed.jaxpr.invars)), strict=False))
+            return {path: arrays[path] for path in paths}
+
+        def run() -> dict[str, jax.Array]:
+            one, many = jax.random.key(0), jax.random.split(jax.random.key(0), draws)
+            return drawn(one, paths) | (jax.vmap(lambda key: drawn(key, small))(many) if small else {})
+
+        values = jax.jit(run, compiler_options=QUICK if jax.default_backend() == "cpu" else None)()
+        ran = {path: Std.of(np.asarray(value), value.size, stds[path].shape) for path, value in values.items()}
         measured = {kind: ran[path] for kind, path in kinds.items()}
         return {path: measured.get((starred(path), std.shape), std) for path, std in stds.items()}
 

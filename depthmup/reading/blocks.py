@@ -20,7 +20,9 @@ def stack_axis(name: str, before: Shape, after: Shape, grow: Collection[int]) ->
     if before != after:
         in_both = [a for a in changed if a in grow]
         why = f"axis {in_both[0]} changes with width and with depth" if in_both else "one axis must double"
-        raise Unclear(f"{name}: its shape goes from {before} to {after} at twice the depth; {why}", "trunk")
+        fewer = axis is not None and axis not in grow and after[axis] > 2 * before[axis]  # depth - 1 blocks, or such
+        guess = "branch" if fewer else "trunk"
+        raise Unclear(f"{name}: its shape goes from {before} to {after} at twice the depth; {why}", guess)
     return None
 
 

@@ -140,7 +140,8 @@ def _in_their_places(
     for path in vectors:
         leaves[path] = dataclasses.replace(leaves[path], in_branch=False, in_stream=True)
     if outside - vectors:
-        raise ForwardError(in_no_branch(outside - vectors, leaves, branches))
+        others = (site for site in sites if site.kind != "branch")
+        raise ForwardError(in_no_branch(outside - vectors, leaves, [*branches, *others]))
     return leaves
 
 

@@ -16,7 +16,7 @@ from depthmup.reading.blocks import Lists, stack_axis
 from depthmup.reading.graph import Program, Site, paths_of, sites, traced_program, uses_of
 from depthmup.reading.overrides import Override, Unclear, match, overrides_by_path, question
 from depthmup.reading.places import Pass, Places, places_of
-from depthmup.reading.reading import Reading, ends, growing_axes, refuse_unplaced, unseen_by
+from depthmup.reading.reading import Reading, ends, growing_axes, in_front, refuse_unplaced, unseen_by
 from depthmup.reading.roles import (
     NEEDED,
     Leaf,
@@ -205,7 +205,10 @@ class _Inference:
         except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
             rule = self.rules.get(name, Override())
             if rule.place is None and self.residual:
-                self.guesses[name] = f"{self.ask(name, error)}/hidden"
+                guess, letters = self.ask(name, error), self.reading.uses.axes.get(name, "") if self.reading else ""
+                changed = {letter for letter, few, many in zip(letters, before, after, strict=False) if few != many}
+                # Outputs for all blocks act in these.
+                self.guesses[name] = "branch" if guess == "branch" or changed == {"o"} else f"{guess}/hidden"
             return None
 
     def _joins_outputs(self, name: str, axis: int) -> bool:
@@ -285,14 +288,17 @@ class _Inference:
         by_rule = {name for name, rule in self.rules.items() if rule.place == "stream"}
         if all(roled[name].role not in ("input", "hidden") for name in places.mixing):
             by_rule |= places.mixing
-        repeating = (places.between | places.unplaced) - by_rule
+        repeating, between = (places.between | places.unplaced) - by_rule, places.between
+        if self.reading:
+            acting = in_front(self.reading.sites(1))
+            between = frozenset(name for name in between if starred(name) in acting)
         small = {name for name in repeating if roled[name].role in ("vector", "scalar", "fixed")}
         if repeating == small:
-            return small | by_rule
+            return (small - (places.between - between)) | by_rule
         without_rule = repeating - (small & places.between)
         if self.reading:
             self.reading.refuse({name: roled[name].role for name in without_rule})
-        return (small & places.between) | by_rule
+        return (small & between) | by_rule
 
     # Roles
 

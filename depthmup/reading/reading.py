@@ -55,10 +55,10 @@ def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]
 
 
 def unseen_by(operation: str, leaf: Leaf) -> str:
-    """The question about a weight whose only use is inside an operation that the forward pass does not show."""
+    """The question about a weight whose use the forward pass does not show."""
     return (
-        f"{leaf.path} {leaf.shape}: what {operation} makes of it is not seen, and no other matrix shows how they are "
-        "stored: say its role, or layout='in_out' or 'out_in' for all"
+        f"{leaf.path} {leaf.shape}: what {operation} makes of it is not seen: say its role, or layout='in_out' or "
+        "'out_in' for all of them"
     )
 
 
@@ -72,7 +72,7 @@ def refuse_unplaced(
     (reversible networks) or not (recurrent ones).
     """
     if all_of:
-        raise ForwardError(in_no_branch(roles, names, [site for site in sites if site.kind == "branch"]))
+        raise ForwardError(in_no_branch(roles, names, sites))
     sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
     weights = {path for path, role in roles.items() if role not in ("vector", "scalar")}
     unclear = dict.fromkeys(sorted(sums & weights), "branch")
@@ -84,16 +84,25 @@ def refuse_unplaced(
         )
 
 
-def in_no_branch(paths: Collection[str], names: Collection[str], branches: Sequence[Site]) -> str:
+def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence[Site]) -> str:
     """The question about parameters (paths) that repeat with depth and are in no branch. names: the paths of all."""
+    branches = [site for site in sites if site.kind == "branch"]
     if not branches:
         return (
             f"parameters such as {starred(min(paths))} repeat with depth, but none of them is in a residual addition "
             "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
-    overrides = globs(dict.fromkeys(sorted(paths), "stream"), names)
+    acting = in_front(sites)
+    overrides = globs({path: "stream" if starred(path) in acting else "trunk" for path in sorted(paths)}, names)
     return (
         "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
         f"pass overrides={overrides} to setup or infer_specs, with 'trunk' for what does not act on the stream"
     )
+
+
+def in_front(sites: Sequence[Site]) -> set[str]:
+    """The kinds of parameters that act on the stream in front of a residual branch, as a head behind a block does not.
+    Kinds are starred paths, since nothing follows the last block."""
+    inside = paths_of(sites, "branch")
+    return {starred(path) for site in sites if site.behind & inside for path in site.inside}

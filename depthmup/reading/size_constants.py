@@ -39,7 +39,8 @@ class _Value:
     """What is known of a value of the forward pass.
 
     number: what all its entries are, if that depends on no argument. behind: the last parameter that it depends on.
-    is_sum: whether it is a sum over entries. is_norm: the root of one. is_normalized: divided by one.
+    is_activation: whether it depends on the inputs. is_sum: whether it is a sum over entries. is_norm: the root of one,
+      or of a moment of weights, as in weight standardization. is_normalized: divided by one.
     is_square: whether it is a square. is_moment: a sum of squares over entries, times any number.
     constants: the numbers that multiplied it since the last of CONTRACTIONS. products: the numbers of those that it is
       made of since then, as a sum of two products of queries and keys is.
@@ -47,6 +48,7 @@ class _Value:
 
     number: float | None = None
     behind: str = ""
+    is_activation: bool = False
     is_sum: bool = False
     is_norm: bool = False
     is_normalized: bool = False
@@ -133,8 +135,9 @@ class _Reader:
         self.products: dict[int, set[Constant]] = {}
         self._orders = itertools.count()
         paths = flatten_shapes(params)[0]
-        arguments = [_Value(behind=path) for path in paths] + [_Value()] * (len(jaxpr.invars) - len(paths))
-        self._read(jaxpr, [_known(value) for value in consts], arguments)
+        weights = [_Value(behind=path) for path in paths]
+        activations = [_Value(is_activation=True)] * (len(jaxpr.invars) - len(paths))
+        self._read(jaxpr, [_known(value) for value in consts], weights + activations)
 
     def _read(self, jaxpr: Any, consts: Sequence[_Value], arguments: Sequence[_Value]) -> list[_Value]:
         """What is known of the results of a jaxpr."""
@@ -175,7 +178,9 @@ class _Reader:
             for multiplied in value.products:
                 self.products[multiplied].add(constant)
             return dataclasses.replace(value, constants=value.constants | {constant})
-        of_sum, of_norm = any(value.is_sum for value in operands), any(value.is_norm for value in operands)
+        is_activation = any(value.is_activation for value in operands)
+        of_sum = any(value.is_sum or (value.is_moment and not is_activation) for value in operands)
+        of_norm = any(value.is_norm for value in operands)
         kept = name in ("add", "max", "min")  # eps
         squares = name == "dot_general" and equation.invars[0] is equation.invars[1]  # einsum("...d,...d->...", x, x)
         moment = squares or (name == "reduce_sum" and any(value.is_square for value in operands))
@@ -183,6 +188,7 @@ class _Reader:
         linear = name in LINEAR or (name in ("mul", "div") and not of_norm)
         return _Value(
             behind=behind,
+            is_activation=is_activation,
             is_sum=name == "reduce_sum" or squares or (kept and of_sum),
             is_norm=(name in ("sqrt", "rsqrt") and of_sum) or (kept and of_norm),
             is_square=name == "square" or (name == "integer_pow" and equation.params["y"] == 2),

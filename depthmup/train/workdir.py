@@ -7,6 +7,7 @@ a time unless it is shared. In a bucket, which has no locks, the process that ca
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -26,6 +27,7 @@ OPENING = ".opening"  # locked by a process while it compares and writes setting
 SETTINGS = "settings.json"
 ENVIRONMENT = "environment.json"
 CHECKSUM = "checksum"  # entry of settings.json: a hash of the others
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system without locks answers
 
 
 OWNER = ".owner"  # in a bucket: an object that names the process that writes; of a part of a sweep .owner-I-of-N
@@ -98,6 +100,11 @@ class Workdir:
                 self.messages += self._note_environment()
                 if isinstance(self._lock, Owner):
                     self.messages += self._lock.messages
+                elif not _locks_hold(path / LOCK):
+                    self.messages.append(
+                        f"note: locks of files do nothing where {path} lies: let one process at a time use it, since a "
+                        "second one would not be noticed"
+                    )
             except BaseException:
                 self.close()
                 raise
@@ -174,7 +181,15 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
         return
     with open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            raise WorkdirError(
+                f"{path.parent} lies on a file system without locks ({error.strerror}): give a --workdir on another, "
+                "such as a local disk, or have it mounted with flock"
+            ) from error
         yield
 
 
@@ -188,6 +203,16 @@ def _locked(path: Path, shared: bool, join: str) -> BinaryIO:
             f"{path} is in use by another process: wait for it or give another --workdir ({join})"
         ) from error
     return file
+
+
+def _locks_hold(path: Path) -> bool:
+    """Whether a lock that this process has on a file keeps others out: some network mounts grant every lock."""
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
 
 
 class Owner:

@@ -100,7 +100,9 @@ class Uses(NamedTuple):
       parameters whose entries act each on its own.
     meetings: pairs of an axis of outputs and the axis of inputs by which the next product sums over it.
     unseen: {path: the operation and its line} of the parameters that an operation takes whose insides the program does
-      not show, such as a kernel or a callback; empty where products show how matrices are stored (lookups do not).
+      not show, such as a kernel or a callback; none of these where products show how matrices are stored (lookups do
+      not). And of those that multiply activations entry by entry along two axes that grow, of which one is no axis of
+      outputs: what sums over it later, as an associative_scan does, is not seen.
     """
 
     axes: dict[str, str]
@@ -132,9 +134,12 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
         for path, shape in shapes.items()
         if path in reader.elementwise - used - reader.lost
     }
+    grids = {path: reader.grids[path] for path in entries.keys() & reader.grids.keys()
+             if not {axis for of, axis in growing if of == path} <= entries[path]}  # fmt: skip
+    entries = {path: of for path, of in entries.items() if path not in grids}
     looked_up = {path for path, _ in reader.looked_up}
     matrices = Uses({path: text for path, text in axes.items() if path not in looked_up}, {})
-    return Uses(axes, entries, frozenset(reader.meetings), {} if matrices.layout else reader.unseen)
+    return Uses(axes, entries, frozenset(reader.meetings), grids | ({} if matrices.layout else reader.unseen))
 
 
 def _parameter(path: str, shape: Sequence[int]) -> AxisUses:
@@ -167,7 +172,8 @@ class _Reader:
 
     uses: {axis of a parameter: what products do with it}. looked_up: the same of lookups, which win: a tied embedding
     is one. lost: the paths of parameters that went through something without a rule. unseen: as in `Uses`.
-    elementwise: of those that act on activations entry by entry.
+    elementwise: of those that act on activations entry by entry. grids: {path: the operation and its line} of those of
+    them with two axes that grow.
     """
 
     def __init__(self, growing: Set[Axis]) -> None:
@@ -178,7 +184,7 @@ class _Reader:
         self.copied, self.neurons = set[Axis](), set[Axis]()  # those that count copies; that lie along outputs
         self.meetings = set[tuple[Axis, Axis]]()  # as in `Uses`
         self.lost, self.elementwise = set[str](), set[str]()
-        self.unseen = dict[str, str]()
+        self.unseen, self.grids = dict[str, str](), dict[str, str]()
         self.records = True  # not while a loop's carries are not known yet
 
     def letters(self, path: str, shape: Sequence[int]) -> str:
@@ -341,6 +347,9 @@ class _Reader:
             outputs = next((operand.outputs for operand in operands if operand.outputs), ())
             for weight in (operand for operand in operands if operand.is_weight):
                 self.neurons.update(*(axes for axes, of in zip(weight.axes, outputs, strict=False) if of))
+                grow = Counter(path for axes in weight.axes for path, _ in axes & self.growing)
+                where = f"{equation.primitive.name} ({summarize(equation.source_info)})"
+                self.grids |= {path: where for path, axes in grow.items() if axes > 1}
             multiplied = equation.primitive.name in ("mul", "convert_element_type") and len(factors) == 1
             result = self._result(variable, operands, factors[0].axes if multiplied else ())
             return dataclasses.replace(result, outputs=outputs)

@@ -83,7 +83,8 @@ def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     later, matrices = parameters_behind(graph), weights(graph)
     for node in graph.nodes:
         factors = factors_of(graph, node) if node.is_last_copy and node not in of_softmax else ()
-        if not factors or later[node].isdisjoint(matrices) or any(map(_averages, factors)):
+        compared = all(map(_is_comparison, node.consumers))  # as x.sum() > 0
+        if not factors or compared or later[node].isdisjoint(matrices) or any(map(_averages, factors)):
             continue
         left, right = factors
         squares = np.array_equal(as_stored(left).value, as_stored(right).value)
@@ -123,11 +124,12 @@ def _averages(node: Node) -> bool:
 
 def _products_next_to(graph: Graph, node: Node, side: str) -> list[Node]:
     """The products of two activations that a value comes from ("operands") or goes into ("consumers") with no other
-    product in between. A sum over the positions of one, which normalizes it, is no product of its own."""
+    product in between. A sum over the positions of one, which normalizes it, is no product of its own. What is compared
+    alone, as the predicate of a cond is, is none."""
     products, todo, passed = [], [node], {node}
     while todo:
         for neighbour in getattr(todo.pop(), side):
-            if neighbour in passed or neighbour not in graph.fed:
+            if neighbour in passed or neighbour not in graph.fed or _is_comparison(neighbour):
                 continue
             passed.add(neighbour)
             if factors_of(graph, neighbour):
@@ -146,6 +148,10 @@ def factors_of(graph: Graph, node: Node) -> tuple[Node, ...]:
     factors = _factors(node)
     activations = [factor in graph.fed or (node.heads and _is_made(graph, factor)) for factor in factors]
     return factors if all(activations) and any(factor in graph.fed for factor in factors) else ()
+
+
+def _is_comparison(node: Node) -> bool:
+    return getattr(node.value, "dtype", None) == np.bool_
 
 
 def _is_made(graph: Graph, node: Node) -> bool:
