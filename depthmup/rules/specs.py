@@ -470,14 +470,25 @@ def _named_leaves(params: PyTree) -> list[tuple[str, Any]]:
 
 
 def axis_names(params: PyTree) -> dict[str, tuple[Any, ...]]:
-    """{path: the names of its axes that the model declares by nn.with_logical_partitioning; () without any}
+    """{path: the names of its axes that the model declares, by nn.with_logical_partitioning or as a NamedArray of
+    Haliax; () without any}
 
     Those of nn.with_partitioning and NNX's shardings are axes of a mesh, which several axes of a model may share.
     """
-    boxes = jax.tree.leaves(parameters_only(params), is_leaf=_is_box)
-    names = [box.names if isinstance(box, LogicallyPartitioned) else () for box in boxes]
+    boxes = jax.tree.leaves(parameters_only(params), is_leaf=lambda node: _is_box(node) or _is_named(node))
+    names = [_names(box) for box in boxes]
     repeated = (of for box, of in zip(boxes, names, strict=True) for _ in jax.tree.leaves(box))
-    return {path: tuple(of) for path, of in zip(flatten_shapes(params)[0], repeated, strict=True)}
+    return dict(zip(flatten_shapes(params)[0], repeated, strict=True))
+
+
+def _names(box: Any) -> tuple[Any, ...]:
+    if _is_named(box):
+        return tuple(axis.name for axis in box.axes)
+    return tuple(box.names) if isinstance(box, LogicallyPartitioned) else ()
+
+
+def _is_named(node: object) -> bool:
+    return isinstance(node, getattr(sys.modules.get("haliax"), "NamedArray", ()))
 
 
 def _key(entry: Any) -> str:

@@ -2,13 +2,16 @@
 
 import runpy
 import sys
+import warnings
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 import optax
 import pytest
 
+import depthmup as dm
 from depthmup import keras as dk
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -84,3 +87,37 @@ def test_restated(monkeypatch, name, branch, output):
     assert f"branch factor 0.5 inside {branch}" in text
     assert f"output factor 0.5 inside {output}" in text
     assert n["losses"][-1] < 0.85 * n["losses"][0]
+
+
+def test_names_of_haliax_are_compared():
+    """An axis of fixed size with the name of the one that grows."""
+    hax = pytest.importorskip("haliax")
+    import haliax.nn as hnn
+
+    class Net(eqx.Module):
+        embed: hnn.Linear
+        side: hnn.Linear
+        head: hnn.Linear
+
+        def __init__(self, name, width, key):
+            keys, Pixel, Embed = jax.random.split(key, 3), hax.Axis("pixel", 8), hax.Axis("embed", width)
+            self.embed = hnn.Linear.init(Pixel, Embed, key=keys[0])
+            self.side = hnn.Linear.init(Pixel, hax.Axis(name, 16), key=keys[1])
+            self.head = hnn.Linear.init(Embed, hax.Axis("class", 3), key=keys[2])
+
+        def __call__(self, x):
+            x = hax.named(x, ("batch", "pixel"))
+            gate = hax.mean(hnn.gelu(self.side(x)), self.side.Out)
+            return self.head(hnn.gelu(self.embed(x)) * gate).rearrange(("batch", "class")).array
+
+    def warnings_of(name):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            build = lambda width, depth, key: Net(name, width, key)  # noqa: E731
+            dm.setup("mup", build, np.ones((2, 8), np.float32), width=64, depth=1, base=(32, 1), residual=False)
+        return [str(warning.message) for warning in caught if "have one name" in str(warning.message)]
+
+    assert warnings_of("side") == []
+    (text,) = warnings_of("embed")
+    assert "the axes 'embed' of" in text
+    assert "side/weight" in text
