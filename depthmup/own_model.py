@@ -416,8 +416,9 @@ class Setup:
     def clip_by_global_norm(self, norm: float) -> optax.GradientTransformation:
         """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes.
 
-        It goes in front, optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)), and holds at every width
-        and depth as far as the gradient of the weights does.
+        It goes in front, optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)). A threshold holds over
+        depth, not over width: under "depth_mup" the norm at the start rose by a fifth from depth 4 to 64, and halved
+        from width 64 to 1,024, where it clips less (docs/rules.md, section 0).
 
         Args:
           norm: above 0, of the gradient in the weights, not in what is stored.
@@ -677,8 +678,9 @@ class Setup:
             compared with it along the axis "compute";
             measure: ("noise_scale",): the gradient noise scale, `measure_points` (5) times in each training;
             own_outputs: True: the loss takes what the model returns, not its logits;
-            adaptive, per_octave (2), at_once, max_trials, devices_per_trial, wrapper ("pmap", "jit"),
-            shard ((i, n)), progress (True);
+            max_trials (20,000): how many trials `until` may add; the plan may have any number;
+            adaptive, per_octave (2), at_once, devices_per_trial, wrapper ("pmap", "jit"), shard ((i, n): part i of n,
+            of the plan alone), progress (True);
             executor: any concurrent.futures.Executor, such as client.get_executor() of a Dask client, whose workers
             train (docs/sweeps.md); retries (2): how often a group is submitted again whose worker was lost.
 
@@ -767,9 +769,10 @@ class Setup:
           options: those of `sweep`, and with a target those that say what a training is and how it is judged.
 
         Returns:
-          A `SweepResult`, whose `hyperparameters` are those of the base, or of the target.
+          A `SweepResult`: without a target `learning_rate` is the base's, and `hyperparameters` are {}; with one they
+          are the target's ({} where too little could be trained).
 
-        The result of a target has `law` and `prediction` (None where too little could be trained). Raises ValueError
+        The result of a target has `law` and `prediction` (None in that case). Raises ValueError
         for a target below the base or equal to it, for one with no size between, for a budget below one training, and
         where every training diverges; and what `sweep` raises.
         """
