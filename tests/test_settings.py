@@ -161,7 +161,7 @@ def test_integers_are_numbers():
         ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
         (
             {"data__image_size": 32},
-            "data.image_size is for patches, folder, cifar10, .*, not for digits: leave it unset",
+            "data.image_size is for patches, folder, .*, not for digits: leave it unset",
         ),
         ({"data__batch_size": 5000}, "batch_size 5000 is more than the 1437 training examples"),
     ],

@@ -94,7 +94,9 @@ def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
     acting = in_front(sites)
-    overrides = globs({path: "stream" if starred(path) in acting else "trunk" for path in sorted(paths)}, names)
+    single = {path for path in paths if starred(path) == path}  # nothing follows the only block
+    places = {path: "stream" if path in single or starred(path) in acting else "trunk" for path in sorted(paths)}
+    overrides = globs(places, names)
     return (
         "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
         f"pass overrides={overrides} to setup or infer_specs, with 'trunk' for what does not act on the stream"
