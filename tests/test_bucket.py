@@ -105,11 +105,14 @@ def test_a_checkpoint_of_two_commits(server, place):
     """A slow machine commits a checkpoint in parts: the server lets TensorStore write a manifest a second time."""
     import tensorstore
 
-    database = {"driver": "ocdbt", "base": f"{place}/database/"}
+    def opened(name, **options):
+        database = {"driver": "ocdbt", "base": f"{place}/database/"}
+        return tensorstore.open({"driver": "zarr", "kvstore": database, "path": f"{name}/"}, **options).result()
+
     for name in "ab":
-        spec = {"driver": "zarr", "kvstore": database, "path": f"{name}/"}
-        array = tensorstore.open(spec, create=True, dtype=np.float32, shape=[4]).result()
-        array.write(np.ones(4, np.float32)).result()
+        opened(name, create=True, dtype=np.float32, shape=[4]).write(np.full(4, ord(name), np.float32)).result()
+    for name in "ab":
+        np.testing.assert_array_equal(opened(name, open=True).read().result(), np.full(4, ord(name)))
 
 
 def outcome(workdir):

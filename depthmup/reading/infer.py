@@ -240,7 +240,7 @@ class _Inference:
                 Pass(self.reading.sites(times), of, axes)
                 for times, of, axes in ((1, self.shapes.base, stacks), (2, self.shapes.deep, deep))
             )
-            places = places_of(few, many)
+            places = places_of(few, many, {name for name, place in by_rule.items() if place == "stream"})
             twins = {name for name, twin in self._twins.items() if twin in places.in_branches}
             places = places._replace(in_branches=places.in_branches | twins)
         else:

@@ -60,8 +60,10 @@ class _Kind(NamedTuple):
     branches: frozenset[tuple[int, int]]
 
 
-def places_of(few: Pass, many: Pass) -> Places:
+def places_of(few: Pass, many: Pass, streamed: Set[str]) -> Places:
     """The places of the parameters of a forward pass, by another one of twice its depth.
+
+    streamed: the paths of those that overrides put on the stream, which are among what repeats.
 
     norm(h + layers[i]["up"] ...)  # up acts in one branch at both depths: in_branches; norm behind sums: between
     h + layers[i]["w"] @ embed(c)  # embed acts in 4 branches at depth 4, in 8 at depth 8: in none of the three
@@ -79,9 +81,16 @@ def places_of(few: Pass, many: Pass) -> Places:
     for kind, acts in outside_few.items():
         stacked = [site for site in acts if not site.inside.isdisjoint(few.stacks)]
         added = len(outside_many[kind]) - len(acts)  # at twice the depth, so as many as repeat at this one
-        # In norm, block, norm, block, norm either the first norm or the last is one too many: names break this tie.
+        # In norm, block, norm, block, norm either the first norm or the last is one too many: overrides break this tie,
+        # then names.
         alike = Counter(starred(path) for site in acts for path in site.inside)
-        acts.sort(key=lambda site: (-max(alike[starred(path)] for path in site.inside), not site.behind_sums))
+        acts.sort(
+            key=lambda site: (
+                site.inside.isdisjoint(streamed),
+                -max(alike[starred(path)] for path in site.inside),
+                not site.behind_sums,
+            )
+        )
         repeated = stacked or acts[: max(added, 0)]
         for site in repeated:
             (between if site.behind_sums else unplaced).update(site.inside)
