@@ -41,7 +41,7 @@ parity: $(VENV)/ready
 # Programs for TPU slices by the TPU's own compiler, on this machine, and what they must have. Minutes for each of them.
 pods: $(VENV)/ready
 	@$(BIN)/python -c "import libtpu" || { echo "make pods needs the TPU's compiler: $(BIN)/python -m pip install -e '.[tpu]'"; exit 1; }
-	$(BIN)/python -m pytest -s -m pods
+	$(BIN)/python -m pytest -s -m pods -o faulthandler_timeout=0
 
 # Runs and sweeps killed 50 times each, compared with some that were left alone (docs/training.md). 15 minutes.
 torture: $(VENV)/ready

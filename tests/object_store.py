@@ -1,11 +1,13 @@
 """The object-store server of the tests: python -m tests.object_store PORT FOLDER; Google's interface on loopback."""
 
 import contextlib
+import http.server
 import importlib.util
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
@@ -71,11 +73,22 @@ class Server:
 
 
 def main(port, folder):
+    from gcp_storage_emulator import server
     from gcp_storage_emulator.exceptions import NotFound
     from gcp_storage_emulator.handlers import objects
-    from gcp_storage_emulator.server import RequestHandler, create_server
 
-    download, post = objects.download, RequestHandler.do_POST
+    download, post = objects.download, server.RequestHandler.do_POST
+    handle, lock = server.Router.handle, threading.Lock()
+
+    class ThreadingServer(http.server.ThreadingHTTPServer):
+        """A client that connects and sends nothing keeps no other waiting, nor do many that connect at once."""
+
+        request_queue_size = 128
+
+    def handle_alone(router, method):
+        """What the server stores has no locks of its own."""
+        with lock:
+            handle(router, method)
 
     def download_with_generation(request, response, storage, *args, **kwargs):
         """The server does not name the generation, without which TensorStore writes no object a second time."""
@@ -88,9 +101,10 @@ def main(port, folder):
         """The server has no moveTo. Its answer 501 makes gcsfs try for half a minute before it copies and deletes."""
         handler.send_error(405) if "/moveTo/" in handler.path else post(handler)
 
-    objects.download, RequestHandler.do_POST = download_with_generation, do_POST
+    objects.download, server.RequestHandler.do_POST = download_with_generation, do_POST
+    server.server.HTTPServer, server.Router.handle, server.RequestHandler.timeout = ThreadingServer, handle_alone, 60
     os.chdir(folder)
-    create_server("127.0.0.1", int(port), in_memory=False, default_bucket=BUCKET, data_dir=folder).start()
+    server.create_server("127.0.0.1", int(port), in_memory=False, default_bucket=BUCKET, data_dir=folder).start()
     while True:
         time.sleep(3600)
 

@@ -115,6 +115,13 @@ def test_a_checkpoint_of_two_commits(server, place):
         np.testing.assert_array_equal(opened(name, open=True).read().result(), np.full(4, ord(name)))
 
 
+@needs_server
+def test_a_client_that_sends_nothing_keeps_no_other_waiting(server):
+    with socket.create_connection(("127.0.0.1", server.port)):
+        address = f"{server.environment['STORAGE_EMULATOR_HOST']}/storage/v1/b/{object_store.BUCKET}"
+        assert json.loads(urllib.request.urlopen(address, timeout=30).read())["name"] == object_store.BUCKET
+
+
 def outcome(workdir):
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     rows = [{k: v for k, v in row.items() if k not in torture.TIMING} for row in rows]

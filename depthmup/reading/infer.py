@@ -290,8 +290,7 @@ class _Inference:
             by_rule |= places.mixing
         repeating, between = (places.between | places.unplaced) - by_rule, places.between
         if self.reading:
-            acting = in_front(self.reading.sites(2))
-            between = frozenset(name for name in between if starred(name) in acting)
+            between = between & (in_front(self.reading.sites(1)) | in_front(self.reading.sites(2)))
         small = {name for name in repeating if roled[name].role in ("vector", "scalar", "fixed")}
         if repeating == small:
             return (small - (places.between - between)) | by_rule

@@ -94,9 +94,7 @@ def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
     acting = in_front(sites)
-    single = {path for path in paths if starred(path) == path}  # nothing follows the only block
-    places = {path: "stream" if path in single or starred(path) in acting else "trunk" for path in sorted(paths)}
-    overrides = globs(places, names)
+    overrides = globs({path: "stream" if path in acting else "trunk" for path in sorted(paths)}, names)
     return (
         "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
         f"pass overrides={overrides} to setup or infer_specs, with 'trunk' for what does not act on the stream"
@@ -104,7 +102,8 @@ def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence
 
 
 def in_front(sites: Sequence[Site]) -> set[str]:
-    """The kinds of parameters that act on the stream in front of a residual branch, as a head behind a block does not.
-    Kinds are starred paths, since nothing follows the last block."""
-    inside = paths_of(sites, "branch")
-    return {starred(path) for site in sites if site.behind & inside for path in site.inside}
+    """The parameters that act on the stream in front of a residual branch, as a head behind a block does not, and those
+    that act as one of these does: nothing follows the last block."""
+    inside, acts = paths_of(sites, "branch"), [site for site in sites if site.kind == "acts"]
+    alike = {site.like for site in acts if site.behind & inside}
+    return {path for site in acts if site.like in alike for path in site.inside}

@@ -56,6 +56,7 @@ class Node:
       paths: of all parameters that it depends on. order: its number among the values of the graph.
       before: the mask of `Graph.ancestors`.
       copies: the same value at each step of a recurrence that is in the graph, itself included.
+      handed_to: of what a scan's body hands on, the carries that it is in the next step.
     Of some kinds alone: path of a parameter; summed, number, heads, axes of a product; operations of a closed one.
     """
 
@@ -74,6 +75,7 @@ class Node:
     axes: tuple[tuple[int, ...], ...] = ()  # of a dot_general, the axes of each operand that it sums over
     operations: frozenset[str] = frozenset()  # of one of CLOSED, the names of all operations in its bodies
     copies: tuple[Node, ...] = ()
+    handed_to: tuple[Node, ...] = ()
     place: tuple[int, int] | None = None  # of an operation: its number in the program, and the index of this result
     times: int = 1  # how often a forward pass computes it: once for each step of the scans that it is in
 
@@ -347,10 +349,13 @@ class Graph:
         members = {stack: member(stack) for stack in stacks}
         self._members.update(members.values())
         body = [members.get(operand, operand) for operand in operands[:consts]]
-        body += map(carry, operands[consts : consts + carries])
+        states = list(map(carry, operands[consts : consts + carries]))
+        body += states
         body += map(member, operands[consts + carries :])
         results = self._body(closed, body)
         handed = results[:carries]
+        for result, state in zip(handed, states, strict=True):
+            result.handed_to += (state,)
 
         def of_steps(op: str, result: Node) -> Node:  # it depends on all carries of earlier steps
             return self._add(Node(op, (result, *handed), lambda value, *_: value))

@@ -43,12 +43,16 @@ def parameters_behind(graph: Graph) -> dict[Node, frozenset[str]]:
     """{value: the paths of the parameters that act on what is computed from it}
 
     relu(h @ up) @ down             # {h: {"up", "down"}, h @ up: {"down"}, relu(h @ up): {"down"}, ...}
+
+    What a scan over blocks hands on meets the body again, in the next step.
     """
     result = dict[Node, frozenset[str]]()
-    onward = dict[Node, frozenset[str]]()  # with the parameters of the operation itself
-    for node in reversed(graph.nodes):
-        result[node] = frozenset[str]().union(*(onward[consumer] for consumer in node.consumers))
-        onward[node] = result[node] | graph.parameters_of(node)
+    for _ in range(2):  # in the second, what stands behind the carries of a body is known
+        onward = {node: result[node] | graph.parameters_of(node) for node in result if node.op == "carry"}
+        for node in reversed(graph.nodes):
+            later = (*node.consumers, *(carry for carry in node.handed_to if carry in onward))
+            result[node] = frozenset[str]().union(*(onward[consumer] for consumer in later))
+            onward[node] = result[node] | graph.parameters_of(node)
     return result
 
 
