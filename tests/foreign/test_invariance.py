@@ -59,10 +59,11 @@ def test_written_anew(name):
         apply, shapes = traceable(source.model(width, depth))
         return anew(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), apply)
 
+    residual = source.residual and not source.adds_nothing(32, 2)
     specs = dm.infer_specs(
         lambda width, depth: at(width, depth)[0],
         lambda width, depth, params, *inputs: at(width, depth)[1](params, *inputs),
-        *model.inputs, width=32, depth=2, residual=source.residual, overrides=overrides,
+        *model.inputs, width=32, depth=2, residual=residual, overrides=overrides,
     )  # fmt: skip
     unused = paths_of(source.sites(32, 2), "unused")  # of which the program tells nothing
     expected = {hashed(path): fact for path, fact in facts(source.roles(32, 2)).items() if path not in unused}
