@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.torture import LIMIT
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = {
     "linen_vit.py": ("--width=16", "--depth=2", "--epochs=3"),
@@ -27,7 +29,7 @@ def started(name, *arguments, devices=1, before=""):
 
 
 def output(process):
-    text, _ = process.communicate(timeout=300)
+    text, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, text
     return text
 

@@ -20,6 +20,7 @@ from depthmup.data.decode import centre_box, decode, random_box
 from depthmup.data.stream import Examples, stream
 from depthmup.models import ResidualMLP
 from depthmup.train import Task, TrialLoop, TrialsOverDevices
+from tests.torture import LIMIT
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES, SIZE, BATCH, SEED = 90, 16, 8, 3
@@ -134,8 +135,29 @@ def test_workers_leave_nothing_behind(tmp_path):
         "    next(early)\n"
         "    early.close()\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LIMIT, check=True)
     assert (done.stdout, done.stderr) == ("3\n", "")
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import multiprocessing, sys, time\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.test_stream import *\n"
+        "if __name__ == '__main__':\n"
+        "    source = [{'image': encoded(i), 'label': i % 10} for i in range(EXAMPLES)]\n"
+        "    records = Records(source, np.arange(EXAMPLES), 10, SIZE, 'numbers')\n"
+        "    some = stream(examples(records), workers=2)\n"
+        "    for _ in range(2):\n"  # one batch of each worker
+        "        next(some)\n"
+        "    print(len(multiprocessing.active_children()), 'workers', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "2 workers\n"
+    process.kill()
+    process.communicate(timeout=LIMIT)  # it returns when no worker holds the pipe any more
 
 
 def dataset_of(records):
@@ -289,7 +311,7 @@ def test_two_processes_read_their_parts(tmp_path):
     for processes in (1, 2):
         commands = [[sys.executable, "-c", SHARDED, str(processes), str(i), port] for i in range(processes)]
         running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for command in commands]
-        outputs = [process.communicate(timeout=120)[0] for process in running]
+        outputs = [process.communicate(timeout=LIMIT)[0] for process in running]
         losses += [float(output.split()[-1]) for output in outputs]
     assert losses[1] == losses[2]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)

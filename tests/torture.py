@@ -45,7 +45,7 @@ SWEEP = [
     "--config.checkpoint.every=40 steps",
 ]
 TIMING = ("examples_per_second", "examples_per_second_per_device", "input_wait", "mfu")
-LIMIT = 300  # seconds that a run may take
+LIMIT = 900  # seconds that a run may take, on a slow machine beside other work
 LONGEST = 1.0  # seconds from the first progress to a kill, at most
 
 

@@ -8,7 +8,9 @@ asking for step k.
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +57,13 @@ class Examples:
         position = (self.first_step + step) * self.batch_size + process * local + place
         image, label, passed = self._train(position) if self.crop else self._evaluate(position)
         return {"image": image, "label": np.int32(label), "corrupt": np.int32(passed)}
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        """In a worker, to which Grain copies the examples. It ends when this process does, also by a kill: Grain's
+        workers would wait for it for ever."""
+        self.__dict__.update(fields)
+        if parent := multiprocessing.parent_process():
+            threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
     def _train(self, position: int) -> tuple[np.ndarray, int, int]:
         examples = self.records.examples
