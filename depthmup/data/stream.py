@@ -62,8 +62,8 @@ class Examples:
         """In a worker, to which Grain copies the examples. It ends when this process does, also by a kill: Grain's
         workers would wait for it for ever."""
         self.__dict__.update(fields)
-        if parent := multiprocessing.parent_process():
-            threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+        if multiprocessing.parent_process():
+            threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def _train(self, position: int) -> tuple[np.ndarray, int, int]:
         examples = self.records.examples
@@ -104,6 +104,13 @@ class Examples:
         except Exception as error:  # Readers and decoders raise many types for bad bytes.
             hint = "" if self.skip_corrupt else f" ({HINT})"
             raise CorruptRecord(f"{self.records.name}: record {record}{name} cannot be used: {error}{hint}") from error
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
 
 
 def stream(examples: Examples, workers: int = 0) -> Iterator[tuple[Batch, int]]:
