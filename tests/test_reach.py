@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import mutants
+from tests import mutants, slow_cases
 from tests.reach import Repository, part
 
 pytest_plugins = ["pytester"]
@@ -165,3 +165,9 @@ def test_the_parts_of_ci_are_all_tests():
     for text in ("8/8", "-1/8"):
         with pytest.raises(pytest.UsageError, match=f"--part={text} must be I/N, from 0/N to N-1/N"):
             part(tests, text)
+
+
+def test_the_shortest_case_of_a_test_stays():
+    seconds = {"a[x]": 3.0, "a[y]": 0.6, "a[z]": 0.4, "b[x]": 9.0, "b[y]": 4.0, "c": 4.9, "d": 5.1, "e[x]": 6.0}
+    assert slow_cases.chosen(seconds) == ["a[x]", "a[y]", "b[x]", "d", "e[x]"]
+    assert slow_cases.chosen(dict.fromkeys(("a[x]", "a[y]"), 1.0)) == ["a[y]"]
