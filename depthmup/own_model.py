@@ -648,8 +648,9 @@ class Setup:
             print(result)  # verdicts, and the learning rate to use at larger sizes, if one is known to be right
             tx = m.optimizer("adamw", result.learning_rate)  # the best at the base
 
-        The depths are compared at the base width, the widths at the base depth. All trainings of a shape are one
-        compiled program. With a workdir a sweep that was interrupted goes on from there, bit for bit.
+        The depths are compared at the base width, also where all widths are smaller (a UserWarning says so, depths=()
+        leaves them out), the widths at the base depth. All trainings of a shape are one compiled program. With a
+        workdir a sweep that was interrupted goes on from there, bit for bit.
 
         Args:
           loss: (logits, targets) -> scalar, the mean over the batch.
