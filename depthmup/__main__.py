@@ -15,7 +15,9 @@ def main(program: str = "depthmup") -> None:
             sys.exit(law.run_law(program, sys.argv[1:]))
         from depthmup.cli import command
     except ModuleNotFoundError as error:
-        print(f"error: {program} needs {error.name}: pip install 'depthmup[run]'", file=sys.stderr)
+        from depthmup.names import install  # loads NumPy
+
+        print(f"error: {program} needs {error.name}: {install('run')}", file=sys.stderr)
         sys.exit(2)
     command.run_command(program)
 

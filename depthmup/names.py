@@ -1,4 +1,4 @@
-"""Errors about what a caller gave: a name that is not known, a number out of range."""
+"""Errors about what a caller gave: a name that is not known, a number out of range; how to install what is missing."""
 
 from __future__ import annotations
 
@@ -141,6 +141,11 @@ def check_32_bits(what: str, number: float) -> None:
     fits = size < 2**31 if isinstance(number, int) else size == 0 or SMALLEST <= size <= LARGEST
     if not fits:
         raise ValueError(f"{what} = {short(number)} does not fit into 32 bits, with which devices compute")
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of pyproject.toml: depthmup is on no index, its clone has it."""
+    return f"pip install -e '.[{extra}]' in a clone of depthmup"
 
 
 def percent(share: float) -> str:

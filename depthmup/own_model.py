@@ -416,9 +416,9 @@ class Setup:
     def clip_by_global_norm(self, norm: float) -> optax.GradientTransformation:
         """`dm.clip_by_global_norm`: the largest norm of the gradient, which a sweep's `clip=` tunes.
 
-        It goes in front, optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)). A threshold holds over
-        depth, not over width: under "depth_mup" the norm at the start rose by a fifth from depth 4 to 64, and halved
-        from width 64 to 1,024, where it clips less (docs/rules.md, section 0).
+        It goes in front, optax.chain(m.clip_by_global_norm(1.0), m.optimizer("adamw", 1e-3)). Take a threshold above
+        the norms of the base's ordinary steps, and keep it: under "depth_mup" the norm at the start rose by a fifth
+        from depth 4 to 64, and halved from width 64 to 1,024, where it clips less (docs/training.md has more).
 
         Args:
           norm: above 0, of the gradient in the weights, not in what is stored.
@@ -648,8 +648,9 @@ class Setup:
             print(result)  # verdicts, and the learning rate to use at larger sizes, if one is known to be right
             tx = m.optimizer("adamw", result.learning_rate)  # the best at the base
 
-        The depths are compared at the base width, the widths at the base depth. All trainings of a shape are one
-        compiled program. With a workdir a sweep that was interrupted goes on from there, bit for bit.
+        The depths are compared at the base width, also where all widths are smaller (a UserWarning says so, depths=()
+        leaves them out), the widths at the base depth. All trainings of a shape are one compiled program. With a
+        workdir a sweep that was interrupted goes on from there, bit for bit.
 
         Args:
           loss: (logits, targets) -> scalar, the mean over the batch.

@@ -221,7 +221,7 @@ def test_rows_wait_for_the_bucket(place, monkeypatch):
         ("gs://", "is no folder in a bucket"),
         ("gs:/bucket/x", "gs:/bucket/x is no workdir: a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
         ("az://bucket/x", "a bucket is gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"),
-        ("s3://bucket/x", "needs the package no_such_package: python -m pip install 'depthmup[s3]'"),
+        ("s3://bucket/x", "needs the package no_such_package: pip install -e '.[s3]' in a clone of depthmup"),
     ],
 )
 def test_what_is_no_place(path, message, monkeypatch):

@@ -1,6 +1,7 @@
 """A workdir of a sweep, a check or a search with a damaged file: what it says stays the same, or one line says what is
 wrong with which file."""
 
+import json
 import shutil
 
 import numpy as np
@@ -185,3 +186,18 @@ def test_damaged_choices(tmp_path, damage):
     assert made == choices[: len(made)]
     log.add(choices[len(made) % 3])
     assert Choices(tmp_path, search).made == [*made, choices[len(made) % 3]]
+
+
+def test_a_changed_number_of_a_choice_is_seen_and_lines_without_checksums_are_read(tmp_path):
+    choice = Choice(((Size(8, 2, 4, 10), 0.5, 1),), 2.5, 1.5, {"width 8": (1.0, 2.0, 3.0)})
+    Choices(tmp_path, {}).add(choice)
+    path = tmp_path / "choices.jsonl"
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({**line, "seconds": 3.5}))
+    with pytest.raises(WorkdirError, match=r"choices\.jsonl line 1 is damaged: delete it and those after it"):
+        Choices(tmp_path, {})
+    path.write_text(json.dumps({key: value for key, value in line.items() if key != "checksum"}))  # as once written
+    log = Choices(tmp_path, {})
+    assert log.made == [choice]
+    log.add(choice)
+    assert Choices(tmp_path, {}).made == [choice, choice]

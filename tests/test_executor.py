@@ -239,7 +239,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.setattr(executors, "_client", lambda: importlib.import_module("distributed"))
     with (
-        pytest.raises(SettingsError, match=r"--executor=dask needs distributed: pip install 'depthmup\[dask\]'"),
+        pytest.raises(SettingsError, match=r"--executor=dask needs distributed: pip install -e '\.\[dask\]'"),
         executor_of(Flags("dask", scheduler="tls://a:1"), tmp_path),
     ):
         pass

@@ -3,12 +3,14 @@
 import functools
 import json
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
 
+import depthmup as dm
 from depthmup.rules.specs import group, is_spec, starred
 from experiments import language, layer_kinds
 
@@ -161,3 +163,45 @@ def test_the_table(rows, drift, verdict, answer):
     assert cells[:2] == ["plain", answer]
     assert cells[2] == f"{verdict}: -0.05 [-0.15, +0.05] readout, width"
     assert cells[-1].startswith("transfers, 0.") if drift == 0 else cells[-1].startswith("does not transfer, ")
+
+
+class GroupedQueries(nn.Module):
+    """A transformer whose numbers of heads are given."""
+
+    width: int
+    depth: int
+    heads: int
+    kv_heads: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        embedding = functools.partial(nn.Embed, 256, self.width, embedding_init=nn.initializers.normal(1.0))
+        h = embedding(name="tokens")(tokens) + embedding(name="positions")(jnp.arange(tokens.shape[1]))
+        project = functools.partial(nn.DenseGeneral, use_bias=False)
+        mask = nn.make_causal_mask(tokens)
+        for i in range(self.depth):
+            y, size = nn.RMSNorm()(h), self.width // self.heads
+            q = project((self.heads, size), name=f"query_{i}")(y)
+            k, v = (project((self.kv_heads, size), name=f"{name}_{i}")(y) for name in ("key", "value"))
+            k, v = (jnp.repeat(x, self.heads // self.kv_heads, axis=-2) for x in (k, v))
+            h = h + project(self.width, axis=(-2, -1), name=f"out_{i}")(nn.dot_product_attention(q, k, v, mask=mask))
+            h = h + layer_kinds.MLP(self.width, name=f"mlp_{i}")(nn.RMSNorm()(h))
+        return nn.Dense(256, use_bias=False, name="head")(nn.RMSNorm()(h))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("heads", "role", "verdict"),
+    [
+        (lambda width: (width // 8, width // 16), "branch/hidden", "ok"),
+        (lambda width: (width // 8, 2), "branch/output", "not ok"),  # docs/guide/questions.md, GQA
+    ],
+)
+def test_heads_that_grow_in_number_want_kv_heads_that_do(heads, role, verdict):
+    tokens = jax.random.randint(jax.random.key(3), (4, 9), 0, 256)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    m = dm.setup("completep", lambda w, d: GroupedQueries(w, d, *heads(w)), inputs, width=128, depth=2, base=(32, 2))
+    assert {group(m.specs[f"{name}_0"]["kernel"]) for name in ("key", "value")} == {role}
+    report = m.check(language.loss, (inputs, targets), depths=(), steps=(4,), seeds=8, progress=lambda line: None)
+    print(report)
+    assert report.verdict == verdict

@@ -454,6 +454,25 @@ def test_what_cannot_be_trained_is_refused(wrong):
         setup().sweep(options.get("loss", loss), options.get("given", batches), **settings)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"widths": (2, 4)},
+            r"depths \(1, 2, 4\) are trained at the base's width 8, above all widths \(2, 4\): depths=\(\)",
+        ),
+        (
+            {"depths": (2,), "widths": (16,)},
+            r"widths \(16,\) are trained at the base's depth 4, above all depths \(2,\)",
+        ),
+    ],
+)
+def test_sizes_below_the_base_leave_the_other_axis_at_the_base(options, message):
+    m = setup(depth=4, base=(WIDTH, 4)) if "depths" in options else setup()
+    with pytest.raises(UserWarning, match=message):  # before anything is trained
+        small(m, **{"depths": None, **options})
+
+
 def test_the_workdir_says_what_decides_its_rows(whole):
     saved = read_settings(whole[3])
     assert saved["model"] == "LinenNet"

@@ -140,7 +140,7 @@ def test_wrong_calls(monkeypatch):
     with pytest.raises(ValueError, match="unknown topology 'v5e:4x5'; did you mean 'v5e:4x8'"):
         plan(tiny.settings(), "v5e:4x5")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"--topology=v5e:4x4 needs .* pip install 'depthmup\[tpu\]'"):
+    with pytest.raises(SettingsError, match=r"--topology=v5e:4x4 needs .* pip install -e '\.\[tpu\]'"):
         plan(tiny.settings(), "v5e:4x4")
     with pytest.raises(SettingsError, match="64 cannot be split evenly over 5 devices"):
         plan(tiny.settings(parallel__devices=5))

@@ -15,7 +15,7 @@ from depthmup.settings import from_config, put
 from depthmup.train.build import batches_of, hyper_of, task_of
 
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs the TPU's compiler: pip install 'depthmup[tpu]'"
+    importlib.util.find_spec("libtpu") is None, reason="needs the TPU's compiler: pip install -e '.[tpu]'"
 )
 
 

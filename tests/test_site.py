@@ -288,6 +288,7 @@ def test_all_python_of_the_pages_is_known():
 def test_pages(page, tmp_path, monkeypatch):
     for package in NEEDS.get(page, ()):
         pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)  # where a page's pictures and folders land
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     count, done = PYTHON[page]

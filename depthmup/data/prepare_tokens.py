@@ -6,7 +6,7 @@
 
 FILES are text files and folders of them; hidden files are passed over. Files are put into a random order by their
 contents, equal ones once; an end of text follows each. The last tokens are held out, half for validation and half for
-test. DIR appears when it is whole. Tokenizers but bytes need a library: pip install "depthmup[tokens]".
+test. DIR appears when it is whole. Tokenizers but bytes need a library: pip install -e '.[tokens]'.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import numpy as np
 
 from depthmup.data.tokens import MOST, SIDECAR, file_digest
 from depthmup.files import digest
+from depthmup.names import install
 
 PIECE = 2**16  # characters that are tokenized at once, up to the end of their line
 AT_ONCE = 256  # pieces that the library tokenizes in parallel
 HELD_OUT = 0.02  # share of the tokens, half for validation and half for test
 TRAINED_ON = 2**24  # characters on which a BPE is trained, the first ones of the random order
 END = "<|endoftext|>"  # of GPT-2, and of what is trained here
-INSTALL = 'pip install "depthmup[tokens]"'
 
 
 class Tokenizer(NamedTuple):
@@ -255,7 +255,7 @@ def main() -> None:
         counts = ", ".join(f"{name} {file['tokens']}" for name, file in about["files"].items())
         print(f"prepared: {arguments.out}, {counts} tokens of {about['vocabulary']}")
     except ModuleNotFoundError as error:
-        sys.exit(f"error: this needs {error.name}: {INSTALL}")
+        sys.exit(f"error: this needs {error.name}: {install('tokens')}")
     except (ValueError, OSError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
 

@@ -26,9 +26,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from depthmup.data.prepare_tokens import INSTALL, tokens_digest, write_tokens
+from depthmup.data.prepare_tokens import tokens_digest, write_tokens
 from depthmup.data.tokens import SIDECAR
 from depthmup.files import digest
+from depthmup.names import install
 
 # Of the extra "run" those with a megabyte of sources, but for plotly and jaxlib, which are generated.
 PACKAGES = (
@@ -61,7 +62,9 @@ def tokens_folder() -> Path:
         try:
             write_tokens(files, result, train_vocabulary=VOCABULARY, expected=pinned["tokens_digest"])
         except ModuleNotFoundError as error:
-            raise ValueError(f"data.name=tokens without data.data_dir needs {error.name}: {INSTALL}") from error
+            raise ValueError(
+                f"data.name=tokens without data.data_dir needs {error.name}: {install('tokens')}"
+            ) from error
         except OSError as error:
             raise ValueError(f"the tokens of the Python sources: {error} (XDG_CACHE_HOME is their place)") from error
         except ValueError as error:

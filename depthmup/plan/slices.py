@@ -18,6 +18,7 @@ import jax
 from jax.experimental import topologies
 
 from depthmup.backend import OF_NO_TPU
+from depthmup.names import install
 from depthmup.settings import Settings, SettingsError
 from depthmup.train.chips import SLICES, check_slice
 
@@ -43,7 +44,7 @@ def plan_elsewhere(settings: Settings, name: str, of_sweep: bool) -> Plan:
     """
     check_slice(name)
     if importlib.util.find_spec("libtpu") is None:
-        raise SettingsError(f"--topology={name} needs the TPU's compiler: pip install 'depthmup[tpu]'")
+        raise SettingsError(f"--topology={name} needs the TPU's compiler: {install('tpu')}")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "TPU_"))}
     environment = inherited | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path) or ".",

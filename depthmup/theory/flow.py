@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from depthmup.names import install
 from depthmup.theory.moments import TINY, angle, overlap, relu_pair
 
 State = TypeVar("State")
@@ -53,7 +54,7 @@ def _solve(
     try:
         import diffrax  # needed at infinite depth only
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"infinite depth needs {error.name}: pip install 'depthmup[theory]'") from error
+        raise ModuleNotFoundError(f"infinite depth needs {error.name}: {install('theory')}") from error
 
     times = jnp.array(stops)
     adaptive = diffrax.PIDController(rtol=TOLERANCE, atol=TOLERANCE)

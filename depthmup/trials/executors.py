@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
-from depthmup.names import at_least_one, unknown
+from depthmup.names import at_least_one, install, unknown
 from depthmup.settings import SettingsError
 from depthmup.trials.remote import LOCAL_RANK
 
@@ -66,8 +66,7 @@ def executor_of(flags: Flags, workdir: Path) -> Iterator[Executor | None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("dask", "distributed", "dask_jobqueue", "mpi4py"):
             raise
-        extra = flags.name
-        raise SettingsError(f"--executor={extra} needs {error.name}: pip install 'depthmup[{extra}]'") from error
+        raise SettingsError(f"--executor={flags.name} needs {error.name}: {install(flags.name)}") from error
 
 
 class Local(Executor):

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -75,7 +76,20 @@ def sweep_model(
     if not isinstance(shard, tuple | list) or len(shard) != 2:
         raise SettingsError(f"shard must be (i, n), part i of n, got {short(shard)}")
     study = study_of(setup, loss, batches, **options)
+    _warn_of_larger_bases(study)
     return _run(study, workdir, shard=shard, progress=progress, executor=executor, retries=retries)
+
+
+def _warn_of_larger_bases(study: ModelStudy) -> None:
+    """Sizes below the base's along one axis leave the other axis at the base, where trainings cost most."""
+    of_axis = {"width": (study.width, study.sweep.widths), "depth": (study.depth, study.sweep.depths)}
+    for (axis, (base, sizes)), (other, (_, others)) in itertools.permutations(of_axis.items()):
+        if sizes and others and max(sizes) < base:
+            warnings.warn(
+                f"{other}s {others} are trained at the base's {axis} {base}, above all {axis}s {sizes}: {other}s=() "
+                "leaves them out",
+                stacklevel=4,
+            )
 
 
 def _run(study: ModelStudy, workdir: str | Path | None, **options: Any) -> SweepResult:
