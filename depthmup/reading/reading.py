@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from depthmup.reading.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of
@@ -93,8 +94,10 @@ def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence
             "h + branch(h) of the forward pass. Pass residual=False if the network has no residual branches; if the "
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
-    acting = in_front(sites)
-    overrides = globs({path: "stream" if path in acting else "trunk" for path in sorted(paths)}, names)
+    computed = Counter(site.like for site in sites if site.kind == "acts" for _ in range(site.steps))
+    once = (site.inside for site in sites if computed[site.like] == 1)  # nothing follows the only block
+    stream = in_front(sites).union(*once)
+    overrides = globs({path: "stream" if path in stream else "trunk" for path in sorted(paths)}, names)
     return (
         "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "
         f"pass overrides={overrides} to setup or infer_specs, with 'trunk' for what does not act on the stream"

@@ -149,7 +149,7 @@ def _acts(graph: Graph, behind: Mapping[Node, frozenset[str]], additions: Sequen
     stream = graph.descendants([*(branch.sum for branch in additions), *carries])
     for path, (node, like) in residual.acts(graph).items():
         yield Site("acts", None, frozenset([path]), number=node.order, like=like, behind=behind[node],
-                   behind_sums=node in stream)  # fmt: skip
+                   behind_sums=node in stream, steps=node.times)  # fmt: skip
 
 
 def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
