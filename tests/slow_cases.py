@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-MOST_OF_A_CASE, MOST_OF_A_TEST = 0.5, 5.0
+MOST_OF_A_CASE, MOST_OF_A_TEST = 0.4, 4.5
 FILE = Path(__file__).with_suffix(".txt")
 PROPERTY = "CPU"  # of the report of a test's teardown: its seconds
 MEASURED = "tests.slow_cases"  # the plugin's name: while it measures, no case is left out
