@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from depthmup.cli import command
+from depthmup.cli.arguments import parse_command
 from depthmup.files import digest
 from depthmup.fit import marks
 from depthmup.report import figures, interactive, page, panels, words
@@ -61,7 +61,7 @@ def settings_from(words):
     """The settings of a command line, as main.py reads them."""
     before = set(flags.FLAGS)
     try:
-        command.parse_command(["main.py", *words])
+        parse_command(["main.py", *words])
         return from_config(flags.FLAGS.config)
     finally:
         for name in set(flags.FLAGS) - before:

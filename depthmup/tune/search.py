@@ -24,7 +24,6 @@ from depthmup import bucket, fit
 from depthmup.fit import Prediction
 from depthmup.fit.curve import POINTS
 from depthmup.fit.law_rows import DIGITS, LEAST
-from depthmup.interrupt import GOES_ON
 from depthmup.names import percent
 from depthmup.report import page
 from depthmup.report.curves import judge
@@ -575,8 +574,7 @@ class Tuning:
         self.used = list(dict.fromkeys((*self.used, *sizes)))
 
     def _stop_if_asked(self) -> None:
-        if self._stop.requested:
-            raise Stopped(self._stop.requested, f"between two sizes: {GOES_ON}")
+        self._stop.check("between two sizes")
 
     # What is said
 
