@@ -15,7 +15,8 @@ from absl import flags
 from depthmup.cli.arguments import parse_command
 from depthmup.files import digest
 from depthmup.fit import marks
-from depthmup.report import figures, interactive, page, panels, words
+from depthmup.fit.picture import draw
+from depthmup.report import interactive, page, panels, words
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import flat, from_config
@@ -110,7 +111,7 @@ def test_the_band_the_star_and_the_edge(sweep, plotted):
     """Both pictures have them: they are drawn of the same marks."""
     _, _, curves, _ = sweep
     plot = plotted[2]["loss_over_depth"]
-    drawn = figures.loss_figure(curves).axes
+    drawn = draw(panels.losses(curves)).axes
     for i, c in enumerate(curves):
         edges = 0
         for j, size in enumerate(c.result.values):

@@ -11,8 +11,9 @@ import pandas
 import pytest
 
 from depthmup.colors import size_colors
+from depthmup.fit.picture import draw
 from depthmup.measure import MaximalUpdate
-from depthmup.report import calibration, figures, page, words
+from depthmup.report import calibration, page, panels, words
 from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
@@ -210,7 +211,7 @@ def test_the_line_of_chance():
     curves = judge(rows, study)
 
     def lines(chance):
-        panel = figures.loss_figure([dataclasses.replace(c, chance=chance) for c in curves]).axes[0]
+        panel = draw(panels.losses([dataclasses.replace(c, chance=chance) for c in curves])).axes[0]
         return [line for line in panel.lines if set(line.get_ydata()) == {chance}]
 
     assert len(lines(2.5)) == 1

@@ -109,13 +109,30 @@ class Transfer(NamedTuple):
 
     def plot(self, path: str | Path) -> None:
         """Draw the loss against the hyperparameter, a line for each size, to a PNG."""
-        from depthmup.fit.marks import picture
+        from depthmup.fit import picture
+        from depthmup.fit.marks import loss_marks
 
-        curves = [
-            (size, rates, self.log_losses(i), optimum)
-            for i, (size, rates, optimum) in enumerate(zip(self.values, self.learning_rates, self.optima, strict=True))
-        ]
-        picture(f"{self.verdict}: {self.reason}", self.axis, self.hyperparameter, curves).savefig(path, dpi=120)
+        lines = []
+        for i, (size, rates, optimum) in enumerate(zip(self.values, self.learning_rates, self.optima, strict=True)):
+            marks = loss_marks(rates, self.log_losses(i), optimum)
+            lines.append(picture.Line(f"{size:g}", f"{size:g}", i, "", marks))
+        panel = picture.Panel({}, [], lines, picture.level_of_chance(lines, self.cap))
+        name = self.hyperparameter.replace("_", " ")
+        drawn = picture.draw(
+            picture.Picture(
+                name="loss",
+                title=f"{self.verdict}: {self.reason}",
+                caption=picture.LOSSES.format(name),
+                x=name,
+                y="loss",
+                scale="log",
+                lines=self.axis,
+                colors=picture.colors_of_sizes(len(lines)),
+                panels=picture.framed([panel], "log"),
+            ),
+            more=1.5,
+        )
+        Path(path).write_bytes(picture.png(drawn))
 
     def log_losses(self, i: int) -> np.ndarray:
         """(points, seeds), log losses at the size with index `i`, cut to the cap; NaN where a seed was not trained."""

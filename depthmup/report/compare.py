@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from depthmup import bucket
 from depthmup.files import flattened, write_atomically
+from depthmup.fit.table import grouped_by
 from depthmup.report import interactive, page, panels, words
-from depthmup.report.curves import finished, grouped_by, judge
+from depthmup.report.curves import finished, judge
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials import model_study
 from depthmup.trials.config_study import config_study_from

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import pandas
 
 from depthmup.fit import Transfer, learning_rate_rules, power_law
+from depthmup.fit.table import grouped_by
 from depthmup.measure import MaximalUpdate
 from depthmup.measure.maximal_update import rates_by_rule
 from depthmup.report import calibration
@@ -19,17 +19,6 @@ from depthmup.trials.plan import grid_trials as planned
 from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
 from depthmup.trials.verdicts import DepthLaws, Names, TransferCurve, added, variant_words, verdicts
-
-Item = TypeVar("Item")  # of `grouped_by`
-Key = TypeVar("Key")
-
-
-def grouped_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """{key: the items that have it}, in the order in which the keys first occur."""
-    result: dict[Key, list[Item]] = {}
-    for item in items:
-        result.setdefault(key(item), []).append(item)
-    return result
 
 
 def judge(

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import pandas
 
 from depthmup import bucket
+from depthmup.fit.table import grouped_by
 from depthmup.names import percent
-from depthmup.report.curves import grouped_by, judge
+from depthmup.report.curves import judge
 from depthmup.report.large_run import sweep_law
 from depthmup.rules import recommended
 from depthmup.rules.batch_rules import RULES

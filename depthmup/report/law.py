@@ -12,7 +12,6 @@ from html import escape
 from importlib import resources
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,9 +21,9 @@ from depthmup.fit import Prediction, ScalingLaw
 from depthmup.fit.curve import POINTS, checked_curve
 from depthmup.fit.marks import Mark, paint, plain_log
 from depthmup.fit.optimum import curve_optimum
+from depthmup.fit.picture import panelled, png
 from depthmup.fit.scaling_law import LawEstimate, Rates
 from depthmup.names import floats, plain
-from depthmup.report.drawing import STYLE, WIDTH, png
 
 PLACES = 6  # most sizes at which a part of a panel's law is computed
 TITLE = 36  # letters of a line of a panel's title
@@ -183,18 +182,11 @@ class LargeRun:
         axes = self._panels()
         if not axes:
             return None
-        rows, columns = math.ceil(len(axes) / 2), min(2, len(axes))
-        with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(WIDTH, 2.9 * rows + 1.1), layout="constrained")
-            grid = figure.subplots(rows, columns, squeeze=False)
-            for panel in grid.flat[len(axes) :]:
-                panel.set_visible(False)
-            for panel, axis in zip(grid.flat, axes, strict=False):
+        with panelled(len(axes), CAPTION + STAR * bool(self.target), 1.1) as (figure, grid):
+            for panel, axis in zip(grid, axes, strict=True):
                 self._draw_axis(panel, *axis)
-            for panel in grid[:, 0]:
+            for panel in grid[::2]:
                 panel.set_ylabel(plain(f"best {_words(self.law.hyperparameter)}"))
-            caption = CAPTION + STAR * bool(self.target)
-            figure.supxlabel(plain(textwrap.fill(caption, 84)), fontsize=8.5, color="#57606a")
         return figure
 
     def _panels(self) -> list[tuple[str, ...]]:

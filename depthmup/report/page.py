@@ -20,8 +20,9 @@ from matplotlib.figure import Figure
 
 from depthmup.files import write_atomically
 from depthmup.fit import Drift, Optimum
+from depthmup.fit.picture import Picture, draw, png
 from depthmup.fit.verdict import NOTHING, UNDECIDED
-from depthmup.report import drawing, figures, interactive, large_run, panels, words
+from depthmup.report import interactive, large_run, panels, words
 from depthmup.report.interactive import json_of
 from depthmup.report.law import question_of
 from depthmup.report.learning_curves import LearningCurves
@@ -63,7 +64,7 @@ def write_report(
     """
     if not unfinished:
         write_atomically(workdir / "summary.json", json.dumps(summary(curves, study), indent=1))
-    pictures = list[tuple[panels.Picture, str]]()
+    pictures = list[tuple[Picture, str]]()
     data: dict[str, Any] = {"plots": {}, "written": unfinished and unfinished.at}
     if curves:
         learning = LearningCurves(workdir)
@@ -71,10 +72,10 @@ def write_report(
         drawn = list(panels.pictures(curves, learning, trials.pop("keys")))
         data |= {"plots": interactive.plots(drawn), "trials": trials}
         for picture in drawn:
-            png = b"" if unfinished else drawing.png(figures.draw(picture))  # drawing takes seconds
-            if png:
-                write_atomically(workdir / f"{picture.name}.png", png)
-            pictures.append((picture, base64.b64encode(png).decode()))
+            image = b"" if unfinished else png(draw(picture))  # drawing takes seconds
+            if image:
+                write_atomically(workdir / f"{picture.name}.png", image)
+            pictures.append((picture, base64.b64encode(image).decode()))
     html = render(
         "report.html.jinja",
         data,
@@ -108,7 +109,7 @@ def _next(curves: Sequence[TransferCurve], study: Study, command: str, course: C
 
 def _written(path: Path, figure: Figure) -> str:
     """The picture for a page, when it is written to a file."""
-    picture = drawing.png(figure)
+    picture = png(figure)
     write_atomically(path, picture)
     return base64.b64encode(picture).decode()
 

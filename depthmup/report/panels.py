@@ -1,77 +1,26 @@
-"""What the pictures of a sweep show, as plain data: figures.py draws it with Matplotlib, report.js with Plotly."""
+"""What the pictures of a sweep show, as the plain data that fit/picture.py and report.js draw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from matplotlib.colors import to_hex
 
-from depthmup.colors import curve_color, size_colors
-from depthmup.fit import Verdict
-from depthmup.fit.marks import FOOT, Mark, loss_marks
+from depthmup.colors import curve_color
+from depthmup.fit.marks import Mark, loss_marks
+from depthmup.fit.picture import LOSSES, Line, Panel, Picture, colors_of_sizes, framed, level_of_chance
 from depthmup.report import words
-from depthmup.report.curves import grouped_by
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import Quantity
 from depthmup.train.quantities import QUANTITIES
 from depthmup.trials.verdicts import TransferCurve
 
-LOSSES = {"loss": "training loss", "last_loss": "training loss (last tenth)", "mean_loss": "training loss (mean)"}
+MEASURES = {"loss": "training loss", "last_loss": "training loss (last tenth)", "mean_loss": "training loss (mean)"}
 POINTS = 200  # most points of a line over the steps of training
-
-
-class Line(NamedTuple):
-    """The marks of one size, or of one parameterization in a picture of optima.
-
-    name: the size or the parameterization; a switch of this name hides the line. label: of the legend. place: the index
-    of its color. sweep: the letter of its sweep; the lines of a sweep are dashed alike.
-    """
-
-    name: str
-    label: str
-    place: int
-    sweep: str
-    marks: list[Mark]
-
-
-class Panel(NamedTuple):
-    """One pair of axes with its lines.
-
-    names: {what it is: its name}, such as the optimizer. notes: (letter of a sweep, its verdict, the tuned value's
-    cost). level: the height of a dotted line. x, y: the ends of both axes.
-    """
-
-    names: dict[str, str]
-    notes: list[tuple[str, Verdict, str]]
-    lines: list[Line]
-    level: float | None = None
-    x: tuple[float, float] = (0.5, 2.0)
-    y: tuple[float, float] = (0.5, 2.0)
-
-
-class Picture(NamedTuple):
-    """Panels whose y is logarithmic.
-
-    name: of its file. title, caption: what it shows, and what its marks mean. x, y: titles of the axes. scale: of x.
-    lines: what a line stands for, such as "depth". colors: on white, and on black. main: whether the report shows it at
-    first. ticks: of x; if empty, the painter chooses them.
-    """
-
-    name: str
-    title: str
-    caption: str
-    x: str
-    y: str
-    scale: Literal["log", "linear"]
-    lines: str
-    colors: tuple[list[str], list[str]]
-    panels: list[Panel]
-    main: bool = False
-    ticks: Sequence[float] = ()
 
 
 def pictures(
@@ -98,21 +47,19 @@ def losses(block: words.Block, number: Mapping[str, int] | None = None) -> Pictu
     for c in block:
         lines = [Line(f"{size:g}", f"{size:g}", sizes.index(size), c.sweep, _size_marks(c, size, number or {}))
                  for size in c.result.values]  # fmt: skip
-        highest = max(np.max(line.marks[0].y) for line in lines)
-        near = math.isfinite(c.chance) and highest > c.chance / 1.5  # far above all curves it would squeeze them
         note = c.sweep, c.result.verdict, words.price(c.result)
-        panels.append(Panel(_names(c), [note], lines, c.chance if near else None))
+        panels.append(Panel(_names(c), [note], lines, level_of_chance(lines, c.chance)))
     name, measure = first.hyperparameter_name, first.measure.replace("_", " ")
     return Picture(
         name=file_name("loss", first),
         title=f"Loss against {name} at each {_size(first)}",
-        caption=f"star: best {name}; tick below: training diverges above it; band: scatter of seeds; dotted: chance",
+        caption=LOSSES.format(name),
         x=f"{name} at the base shape" if name == "learning rate" else name,
-        y=f"1 - {measure}" if "accuracy" in measure else LOSSES.get(first.measure, measure),
+        y=f"1 - {measure}" if "accuracy" in measure else MEASURES.get(first.measure, measure),
         scale="log",
         lines=first.axis,
-        colors=_colors(len(sizes)),
-        panels=_joined(panels, "log"),
+        colors=colors_of_sizes(len(sizes)),
+        panels=framed(panels, "log"),
         main=True,
     )
 
@@ -139,7 +86,7 @@ def optima_panels(block: words.Block) -> Picture:
         scale="log",
         lines="parameterization",
         colors=(colors, colors),
-        panels=_joined(panels, "log"),
+        panels=framed(panels, "log"),
         ticks=_sizes(block),
     )
 
@@ -181,8 +128,8 @@ def _lines(
         lines = [Line(f"{size:g}", f"{size:g}", sizes.index(size), "", [m]) for size, m in marks if m and len(m.x)]
         panels.append(Panel(_names(c), [], lines, level(c) if lines else None))
     if any(panel.lines for panel in panels):
-        caption, panels = "no line: its training diverges, or there is no best learning rate", _joined(panels, "linear")
-        yield Picture(name, title, caption, "step", y, "linear", curves[0].axis, _colors(len(sizes)), panels)
+        caption, panels = "no line: its training diverges, or there is no best learning rate", framed(panels, "linear")
+        yield Picture(name, title, caption, "step", y, "linear", curves[0].axis, colors_of_sizes(len(sizes)), panels)
 
 
 def _loss(learning: LearningCurves, c: TransferCurve, size: float) -> Mark | None:
@@ -266,35 +213,6 @@ def _optimum_marks(c: TransferCurve, place: int) -> list[Mark]:
     return marks
 
 
-def _joined(panels: Iterable[Panel], scale: Literal["log", "linear"]) -> list[Panel]:
-    """Panels of the same names as one. Panels of one optimizer get the same ends of axes. scale: of x."""
-    joined = []
-    for same in grouped_by(panels, lambda panel: tuple(panel.names.values())).values():
-        notes, lines = [note for p in same for note in p.notes], [line for p in same for line in p.lines]
-        joined.append(Panel(same[0].names, notes, lines, next((p.level for p in same if p.level), None)))
-    framed = []
-    for panel in joined:
-        beside = [p for p in joined if p.names["optimizer"] == panel.names["optimizer"]]
-        marks = [mark for p in beside for line in p.lines for mark in line.marks if mark.kind not in (*FOOT, "band")]
-        heights = [part for mark in marks for part in (mark.y, mark.low, mark.high)]
-        levels = [[p.level] for p in beside if p.level]
-        x, y = _ends([mark.x for mark in marks], scale == "log"), _ends([*heights, *levels], log=True)
-        framed.append(panel._replace(x=x, y=y))
-    return framed
-
-
-def _ends(lists: Iterable[Any], log: bool) -> tuple[float, float]:
-    """The smallest and the largest of some lists of numbers, with a margin."""
-    numbers = np.concatenate([[], *(np.asarray(values, float) for values in lists)])
-    numbers = numbers[np.isfinite(numbers) & (numbers > 0 if log else True)]
-    if not numbers.size:
-        return 0.5, 2.0
-    ends = np.array([numbers.min(), numbers.max()])
-    low, high = (np.log2(ends) if log else ends).tolist()
-    margin = 0.05 * (high - low) or 0.5
-    return (2 ** (low - margin), 2 ** (high + margin)) if log else (low - margin, high + margin)
-
-
 def _names(c: TransferCurve) -> dict[str, str]:
     return {"parameterization": c.parameterization, "optimizer": c.optimizer, "variant": c.variant}
 
@@ -305,9 +223,3 @@ def _size(c: TransferCurve) -> str:
 
 def _sizes(curves: Sequence[TransferCurve]) -> list[float]:
     return sorted({size for c in curves for size in c.result.values})
-
-
-def _colors(count: int) -> tuple[list[str], list[str]]:
-    """The colors of this many sizes, on white and on black."""
-    on_white, on_black = size_colors(count), size_colors(count, "black")
-    return [to_hex(color) for color in on_white], [to_hex(color) for color in on_black]

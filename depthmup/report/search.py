@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from depthmup.fit.marks import plain_log
+from depthmup.fit.picture import STYLE, WIDTH
 from depthmup.names import percent
-from depthmup.report.drawing import STYLE, WIDTH
 from depthmup.report.law import RED
 from depthmup.report.words import Cells
 from depthmup.trials.choices import Answer

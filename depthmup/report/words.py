@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 from depthmup.cli_flags import FLAGS, changed
 from depthmup.fit import Drift, Prediction, Transfer, Verdict
+from depthmup.fit.table import grouped_by
 from depthmup.fit.thresholds import MARGIN
 from depthmup.fit.transfer import margin_words
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED
-from depthmup.report.curves import grouped_by
 from depthmup.settings import LEARNING_RATE, column, flat, value_of
 from depthmup.trials.adaptive import WIDER
 from depthmup.trials.config_study import ConfigStudy
