@@ -65,6 +65,7 @@ ALLOWED = {
     "report": {"cli_flags", "fit", "measure", "rules", "settings", "train", "trials"},
     "sweep": {"measure", "report", "settings", "trials"},
     "tune": {
+        "cli_flags",
         "data",
         "declare",
         "fit",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 
+from depthmup import cli_flags
 from depthmup.cli.arguments import parse_command
 from depthmup.files import digest
 from depthmup.fit import marks
@@ -89,7 +90,7 @@ def test_points_are_means_over_their_trials(sweep, plotted):
     plot, seen = plots["loss_over_depth"], 0
     assert [panel["names"]["parameterization"] for panel in plot["panels"]] == ["mup", "depth_mup"]
     for i, c in enumerate(curves):
-        assert plot["panels"][i]["notes"] == [["", c.result.verdict, words.price(c.result)]]
+        assert plot["panels"][i]["notes"] == [["", c.result.verdict, c.result.price]]
         for size in c.result.values:
             marks = marks_of(plot, i, f"{size:g}")
             for kind in ("line", "seeds"):
@@ -188,9 +189,9 @@ def test_the_command_of_a_trial_is_that_of_the_trial():
 
 
 def test_commands_begin_as_the_sweep_did():
-    assert words.program("python main.py sweep --config=a") == "python main.py"
-    assert words.program("depthmup --config=a sweep") == "depthmup"
-    assert words.program("") == "python -m depthmup"
+    assert cli_flags.program("python main.py sweep --config=a") == "python main.py"
+    assert cli_flags.program("depthmup --config=a sweep") == "depthmup"
+    assert cli_flags.program("") == "python -m depthmup"
 
 
 @pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")

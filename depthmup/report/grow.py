@@ -11,6 +11,7 @@ import pandas
 
 from depthmup import bucket
 from depthmup.fit.table import grouped_by
+from depthmup.fit.thresholds import BOTH_SIDES
 from depthmup.names import percent
 from depthmup.report.curves import judge
 from depthmup.report.large_run import sweep_law
@@ -176,7 +177,7 @@ def _predicted(
     factor = run.factors(family_of(grown.optimizer.name))["learning_rate"] if run else 1.0
     octaves = math.log2(p.high / p.low)
     prediction = (
-        f"{p.learning_rate / factor:.3g} [{p.low / factor:.3g}, {p.high / factor:.3g}] (95%), which costs "
+        f"{p.learning_rate / factor:.3g} [{p.low / factor:.3g}, {p.high / factor:.3g}] ({BOTH_SIDES}), which costs "
         f"{percent(p.cost)} on average, {p.at_worst}"
     )
     if octaves < NARROW:

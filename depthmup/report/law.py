@@ -23,14 +23,15 @@ from depthmup.fit.marks import Mark, paint, plain_log
 from depthmup.fit.optimum import curve_optimum
 from depthmup.fit.picture import panelled, png
 from depthmup.fit.scaling_law import LawEstimate, Rates
+from depthmup.fit.thresholds import BOTH_SIDES
 from depthmup.names import floats, plain
 
 PLACES = 6  # most sizes at which a part of a panel's law is computed
 TITLE = 36  # letters of a line of a panel's title
 RED = "C3"
 CAPTION = (
-    "dots: measured, with 95%; pale: measured at other sizes than the title's, and moved to them by the law; "
-    "dashed: the law, with the 95% band of a new size"
+    f"dots: measured, with {BOTH_SIDES}; pale: measured at other sizes than the title's, and moved to them by the law; "
+    f"dashed: the law, with the {BOTH_SIDES} band of a new size"
 )
 STAR = "; star: the target; dotted: the law at the target's other sizes"
 
@@ -128,7 +129,7 @@ class LargeRun:
 
     @property
     def of_exponents(self) -> str:
-        return f"octaves by which the best {_words(self.law.hyperparameter)} moves when a size doubles, 95%"
+        return f"octaves by which the best {_words(self.law.hyperparameter)} moves when a size doubles, {BOTH_SIDES}"
 
     def __str__(self) -> str:
         width = max(len(axis) for axis, _ in self.exponents)

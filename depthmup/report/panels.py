@@ -13,8 +13,9 @@ from matplotlib.colors import to_hex
 from depthmup.colors import curve_color
 from depthmup.fit.marks import Mark, loss_marks
 from depthmup.fit.picture import LOSSES, Line, Panel, Picture, colors_of_sizes, framed, level_of_chance
-from depthmup.report import words
+from depthmup.fit.thresholds import BOTH_SIDES
 from depthmup.report.learning_curves import LearningCurves
+from depthmup.report.tables import Block, blocks
 from depthmup.settings import Quantity
 from depthmup.train.quantities import QUANTITIES
 from depthmup.trials.verdicts import TransferCurve
@@ -33,21 +34,21 @@ def pictures(
       trials: keys of trials; a point names its trials by their indices in this list.
     """
     number = {key: i for i, key in enumerate(trials)}
-    for block in words.blocks(curves):
+    for block in blocks(curves):
         yield losses(block, number)
         yield optima_panels(block)
         if learning and block[0].of_rate:
             yield from _over_steps(block, learning)
 
 
-def losses(block: words.Block, number: Mapping[str, int] | None = None) -> Picture:
+def losses(block: Block, number: Mapping[str, int] | None = None) -> Picture:
     """The score against the hyperparameter: a panel for each parameterization, optimizer and variant, a line for each
     size. number: {key of a trial: its number}; None: points do not name their trials."""
     sizes, first, panels = _sizes(block), block[0], []
     for c in block:
         lines = [Line(f"{size:g}", f"{size:g}", sizes.index(size), c.sweep, _size_marks(c, size, number or {}))
                  for size in c.result.values]  # fmt: skip
-        note = c.sweep, c.result.verdict, words.price(c.result)
+        note = c.sweep, c.result.verdict, c.result.price
         panels.append(Panel(_names(c), [note], lines, level_of_chance(lines, c.chance)))
     name, measure = first.hyperparameter_name, first.measure.replace("_", " ")
     return Picture(
@@ -64,7 +65,7 @@ def losses(block: words.Block, number: Mapping[str, int] | None = None) -> Pictu
     )
 
 
-def optima_panels(block: words.Block) -> Picture:
+def optima_panels(block: Block) -> Picture:
     """The optimum against the size: a panel for each optimizer and variant, a line for each parameterization.
 
     The dashed fit is the power law with its band where there are three optima, else the line of the drift.
@@ -72,15 +73,15 @@ def optima_panels(block: words.Block) -> Picture:
     places, panels, first = list(dict.fromkeys(c.parameterization for c in block)), [], block[0]
     for c in block:
         place, drift = places.index(c.parameterization), c.result.drift
-        label = ": ".join(filter(None, (c.sweep, c.parameterization, drift and words.drift(drift))))
+        label = ": ".join(filter(None, (c.sweep, c.parameterization, drift and str(drift))))
         line = Line(c.parameterization, label, place, c.sweep, _optimum_marks(c, place))
         panels.append(Panel({"optimizer": c.optimizer, "variant": c.variant}, [], [line]))
     colors = [to_hex(curve_color(i)) for i in range(len(places))]
     return Picture(
         name=file_name("optimum", first),
         title=f"Best {first.hyperparameter_name} against {first.axis_name}",
-        caption="bars: 95%; dashed: fit with its 95% band, and the octaves by which it moves when the size doubles; "
-        "dotted: training diverges above it; x: no best value",
+        caption=f"bars: {BOTH_SIDES}; dashed: fit with its {BOTH_SIDES} band, and the octaves by which it moves when "
+        "the size doubles; dotted: training diverges above it; x: no best value",
         x=first.axis_name,
         y=f"best {first.hyperparameter_name}",
         scale="log",
@@ -97,7 +98,7 @@ def file_name(kind: Literal["loss", "optimum"], c: TransferCurve) -> str:
     return f"{kind}_over_{c.axis}{other}"
 
 
-def _over_steps(block: words.Block, learning: LearningCurves) -> Iterator[Picture]:
+def _over_steps(block: Block, learning: LearningCurves) -> Iterator[Picture]:
     """The training loss, and each quantity that was measured, over steps, at the smallest size's best learning rate."""
     axis, at = block[0].axis, f"at each {_size(block[0])}, with the smallest one's best learning rate"
     title = f"Training loss {at}"

@@ -18,6 +18,7 @@ from depthmup.names import unknown
 from depthmup.report import page, panels, words
 from depthmup.report.curves import judge
 from depthmup.report.large_run import sweep_law
+from depthmup.report.tables import best_table
 from depthmup.trials.study import Study
 from depthmup.trials.table_study import TableStudy
 from depthmup.trials.verdicts import TransferCurve
@@ -84,7 +85,7 @@ class SweepResult:
     def __str__(self) -> str:
         if self.prediction:
             return "\n".join(filter(None, (str(self.prediction), self.note)))
-        conclusion = words.conclusion(self.curves, self.study) or page.best_table(self.rows, self.study)
+        conclusion = words.conclusion(self.curves, self.study) or best_table(self.rows, self.study)
         return "\n".join(filter(None, (conclusion, self.note)))
 
     def plot(self, path: str | Path | None = None, axis: str | None = None) -> Figure | None:
