@@ -27,7 +27,6 @@ from depthmup.names import plain
 WIDTH = 6.4  # inches of a figure: its letters of 10 points are 8 pixels high where it is shown at 400 pixels
 STYLE: Any = {"font.size": 10.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False}
 COLUMNS = "optimizer", "variant"  # names of panels that may have a column each
-LOSSES = "star: best {}; tick below: training diverges above it; band: scatter of seeds; dotted: chance"  # caption
 LETTERS = 38  # that the title of one of two panels has room for
 Note = tuple[str, Verdict | Literal[""], str]
 
@@ -109,6 +108,25 @@ def _ends(lists: Iterable[Any], log: bool) -> tuple[float, float]:
     low, high = (np.log2(ends) if log else ends).tolist()
     margin = 0.05 * (high - low) or 0.5
     return (2 ** (low - margin), 2 ** (high + margin)) if log else (low - margin, high + margin)
+
+
+def loss_picture(
+    title: str, axis: str, hyperparameter: str, y: str, panels: Sequence[Panel], *, name: str = "loss", x: str = ""
+) -> Picture:
+    """The loss against a hyperparameter, a line for each size along an axis. x: its title; "": the hyperparameter."""
+    return Picture(
+        name=name,
+        title=title,
+        caption=f"star: best {hyperparameter}; tick below: training diverges above it; band: scatter of seeds; "
+        "dotted: chance",
+        x=x or hyperparameter,
+        y=y,
+        scale="log",
+        lines=axis,
+        colors=colors_of_sizes(1 + max(line.place for panel in panels for line in panel.lines)),
+        panels=framed(panels, "log"),
+        main=True,
+    )
 
 
 def level_of_chance(lines: Iterable[Line], chance: float | None) -> float | None:

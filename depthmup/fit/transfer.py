@@ -137,21 +137,8 @@ class Transfer(NamedTuple):
             lines.append(picture.Line(f"{size:g}", f"{size:g}", i, "", marks))
         panel = picture.Panel({}, [], lines, picture.level_of_chance(lines, self.cap))
         name = self.hyperparameter.replace("_", " ")
-        drawn = picture.draw(
-            picture.Picture(
-                name="loss",
-                title=f"{self.verdict}: {self.reason}",
-                caption=picture.LOSSES.format(name),
-                x=name,
-                y="loss",
-                scale="log",
-                lines=self.axis,
-                colors=picture.colors_of_sizes(len(lines)),
-                panels=picture.framed([panel], "log"),
-            ),
-            more=1.5,
-        )
-        Path(path).write_bytes(picture.png(drawn))
+        drawn = picture.loss_picture(f"{self.verdict}: {self.reason}", self.axis, name, "loss", [panel])
+        Path(path).write_bytes(picture.png(picture.draw(drawn, more=1.5)))
 
     def log_losses(self, i: int) -> np.ndarray:
         """(points, seeds), log losses at the size with index `i`, cut to the cap; NaN where a seed was not trained."""

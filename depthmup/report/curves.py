@@ -9,6 +9,7 @@ import pandas
 
 from depthmup.fit import Transfer, learning_rate_rules, power_law
 from depthmup.fit.table import grouped_by
+from depthmup.fit.verdict import TRANSFERS
 from depthmup.measure import MaximalUpdate
 from depthmup.measure.maximal_update import rates_by_rule
 from depthmup.report import calibration
@@ -41,6 +42,12 @@ def judge(
             points = {depth: along_depth[names, depth] for depth in c.result.values if along_depth}
             curves[i] = dataclasses.replace(c, laws=_laws(study, c.result, points, calibrated or {}))
     return curves
+
+
+def transferring(curves: Sequence[TransferCurve]) -> list[TransferCurve]:
+    """The first curve of each optimizer, parameterization and variant whose learning rate transfers on all axes."""
+    groups = grouped_by([c for c in curves if c.of_rate], lambda c: c.title).values()
+    return [group[0] for group in groups if all(c.result.verdict == TRANSFERS for c in group)]
 
 
 def finished(

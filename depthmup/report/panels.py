@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 
 from depthmup.colors import curve_color
 from depthmup.fit.marks import Mark, loss_marks
-from depthmup.fit.picture import LOSSES, Line, Panel, Picture, colors_of_sizes, framed, level_of_chance
+from depthmup.fit.picture import Line, Panel, Picture, colors_of_sizes, framed, level_of_chance, loss_picture
 from depthmup.fit.thresholds import BOTH_SIDES
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.report.tables import Block, blocks
@@ -51,17 +51,14 @@ def losses(block: Block, number: Mapping[str, int] | None = None) -> Picture:
         note = c.sweep, c.result.verdict, c.result.price
         panels.append(Panel(_names(c), [note], lines, level_of_chance(lines, c.chance)))
     name, measure = first.hyperparameter_name, first.measure.replace("_", " ")
-    return Picture(
+    return loss_picture(
+        f"Loss against {name} at each {_size(first)}",
+        first.axis,
+        name,
+        f"1 - {measure}" if "accuracy" in measure else MEASURES.get(first.measure, measure),
+        panels,
         name=file_name("loss", first),
-        title=f"Loss against {name} at each {_size(first)}",
-        caption=LOSSES.format(name),
-        x=f"{name} at the base shape" if name == "learning rate" else name,
-        y=f"1 - {measure}" if "accuracy" in measure else MEASURES.get(first.measure, measure),
-        scale="log",
-        lines=first.axis,
-        colors=colors_of_sizes(len(sizes)),
-        panels=framed(panels, "log"),
-        main=True,
+        x=f"{name} at the base shape" * (name == "learning rate"),
     )
 
 

@@ -10,10 +10,10 @@ from depthmup.fit import Verdict
 from depthmup.fit.table import grouped_by
 from depthmup.fit.transfer import margin_words
 from depthmup.fit.verdict import NOT, NOTHING, TRANSFERS, UNDECIDED, VERDICTS
+from depthmup.report.curves import transferring
+from depthmup.report.grow import commands_to_grow
 from depthmup.report.tables import Block, blocks, table, table_text
-from depthmup.settings import LEARNING_RATE, value_of
 from depthmup.trials.config_study import ConfigStudy
-from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.study import Study
 from depthmup.trials.until import deciding
 from depthmup.trials.verdicts import TransferCurve
@@ -60,12 +60,6 @@ def bottom_line(curves: Sequence[TransferCurve]) -> list[str]:
     known = {c.optimizer for c in transferring(rates)}
     without = [name for name in dict.fromkeys(c.optimizer for c in rates) if name not in known]
     return [*lines, *(f"For {name} no learning rate is known to be right at all larger sizes." for name in without)]
-
-
-def transferring(curves: Sequence[TransferCurve]) -> list[TransferCurve]:
-    """The first curve of each optimizer, parameterization and variant whose learning rate transfers on all axes."""
-    groups = grouped_by([c for c in curves if c.of_rate], lambda c: c.title).values()
-    return [group[0] for group in groups if all(c.result.verdict == TRANSFERS for c in group)]
 
 
 def sentences(block: Block, study: Study | None, command: str) -> dict[str, list[Part]]:
@@ -125,26 +119,8 @@ def next_steps(curves: Sequence[TransferCurve], study: Study, command: str) -> s
             flags = {f"config.sweep.{key}": value for key, value in deciding(undecided, study).items()}
             change = changed(command, "sweep", "sweep", flags)
         lines += ["Next: decide what is undecided", f"  {change}"]
-    if grown := _grown(curves, study, command):
-        lines += ["Next: train the large network with what was tuned", *(f"  {line}" for line in grown)]
+    if commands := commands_to_grow(curves, study, command):
+        lines += ["Next: train the large network with what was tuned", *(f"  {command}" for command in commands)]
     if not undecided and not transferring(curves):
         lines.append("Next: take another parameterization (docs/guide/choose.md), or tune at each size")
     return "\n".join(lines)
-
-
-def _grown(curves: Sequence[TransferCurve], study: Study, command: str) -> list[str]:
-    """For each optimizer the command, or the call, with the best parameterization whose learning rate transfers."""
-    best: dict[str, TransferCurve] = {}
-    for c in transferring(curves):
-        if c.axis in ("depth", "width") and not c.variant:
-            best[c.optimizer] = min(best.get(c.optimizer, c), c, key=lambda c: c.result.optima[-1].loss)
-    width, depth = max([study.width, *study.sweep.widths]), max([study.depth, *study.sweep.depths])
-    lines = []
-    for optimizer, c in best.items():
-        if isinstance(study, ModelStudy) and study.training and not study.training.optimizers[optimizer]:
-            lines.append(study.call(width, depth, {LEARNING_RATE: c.result.tuned}, optimizer, c.parameterization))
-        elif isinstance(study, ConfigStudy) and command.startswith(PROGRAMS):
-            names = {"optimizer.name": optimizer, "parameterization.name": c.parameterization}
-            flags = {f"config.{key}": name for key, name in names.items() if value_of(study.settings, key) != name}
-            lines.append(changed(command, "sweep", "grow", {**flags, "width": width, "depth": depth}))
-    return lines
