@@ -99,26 +99,28 @@ def _over_steps(block: Block, learning: LearningCurves) -> Iterator[Picture]:
     """The training loss, and each quantity that was measured, over steps, at the smallest size's best learning rate."""
     axis, at = block[0].axis, f"at each {_size(block[0])}, with the smallest one's best learning rate"
     title = f"Training loss {at}"
-    yield from _lines(block, f"curves_over_{axis}", title, "training loss", partial(_loss, learning))
+    yield from over_training(block, f"curves_over_{axis}", title, "training loss", partial(_loss, learning))
     for quantity, quantified in QUANTITIES.items():
         if quantity in learning.quantities:
             label, mark = quantified.label, partial(_measured, learning, quantity)
             title = f"{label[0].upper()}{label[1:]} {at}"
             level = _stability if quantity == "sharpness" else lambda c: None
-            yield from _lines(block, f"{quantity}_over_{axis}", title, label, mark, level)
+            yield from over_training(block, f"{quantity}_over_{axis}", title, label, mark, level)
 
 
-def _lines(
+def over_training(
     curves: Sequence[TransferCurve],
     name: str,
     title: str,
     y: str,
     mark: Callable[[TransferCurve, float], Mark | None],
     level: Callable[[TransferCurve], float | None] = lambda c: None,
+    x: str = "step",
 ) -> Iterator[Picture]:
     """A picture over steps with a panel for each curve and a line for each size, unless it would have no line.
 
-    mark: what is drawn of a curve at a size, if anything. level: the height of a panel's dotted line, if it has one.
+    mark: what is drawn of a curve at a size, if anything. level: the height of a panel's dotted line, if it has one. x:
+    what steps are counted in.
     """
     sizes, panels = _sizes(curves), []
     for c in curves:
@@ -127,7 +129,7 @@ def _lines(
         panels.append(Panel(_names(c), [], lines, level(c) if lines else None))
     if any(panel.lines for panel in panels):
         caption, panels = "no line: its training diverges, or there is no best learning rate", framed(panels, "linear")
-        yield Picture(name, title, caption, "step", y, "linear", curves[0].axis, colors_of_sizes(len(sizes)), panels)
+        yield Picture(name, title, caption, x, y, "linear", curves[0].axis, colors_of_sizes(len(sizes)), panels)
 
 
 def _loss(learning: LearningCurves, c: TransferCurve, size: float) -> Mark | None:
