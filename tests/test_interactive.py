@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shlex
+import types
 from pathlib import Path
 from typing import get_args
 
@@ -20,7 +21,8 @@ from depthmup.fit.picture import draw
 from depthmup.report import interactive, page, panels, words
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
-from depthmup.settings import flat, from_config
+from depthmup.settings import LEARNING_RATE, flat, from_config
+from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import grid_trials
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import SCHEMA
@@ -221,6 +223,19 @@ def test_what_decides_and_what_is_next(sweep):
     assert words.decides([short], spent, command) == f"'--config.sweep.log2_learning_rates.sgd=({low - 4}, {high})'"
     assert words.decides([short], spent, "") == f"config.sweep.log2_learning_rates.sgd = ({low - 4}, {high})"
     assert words.decides([transfers], study, command) == ""
+
+
+def test_what_decides_and_what_is_next_from_python():
+    """Arguments of m.sweep, and the call of another shape, as a user would write them."""
+    sweep = dataclasses.replace(tiny.study().sweep, per_octave=2, parameterizations=("sp", "mup"))
+    study = types.SimpleNamespace(sweep=sweep)
+    changes = {"until": "decided", "max_seeds": 8, "log2_learning_rates.adam": (-8, -2)}
+    arguments = 'until="decided", max_seeds=8, learning_rates=2.0 ** numpy.arange(-8, -2 + .01, 0.5)'
+    assert ModelStudy.in_words(study, changes, flags=False) == arguments
+    values = {LEARNING_RATE: 0.012345, "optimizer.weight_decay": 0.1}
+    assert ModelStudy.call(study, 64, 8, values, "adamw") == 'm.at(64, 8).optimizer("adamw", 0.0123, weight_decay=0.1)'
+    of_another = ModelStudy.call(study, 64, 8, {LEARNING_RATE: 0.5}, "sgd", "mup")
+    assert of_another == 'm.under("mup").at(64, 8).optimizer("sgd", 0.5)'
 
 
 def written(sweep, folder, variant=""):
