@@ -1,6 +1,6 @@
 """The command `depthmup`, from the repository: `python main.py --help` says what it does."""
 
-from depthmup.__main__ import main
+from depthmup.cli.command import main
 
 if __name__ == "__main__":
     main("python main.py")

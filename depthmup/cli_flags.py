@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import shlex
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from depthmup import find_config
 
+PROGRAMS = "depthmup", "python main.py"  # what a command may begin with
 WIDTH = 100  # columns of a help
 HELP = frozenset(("--help", "-help", "-h", "-?", "--helpshort", "--helpfull", "--helpxml"))
 
@@ -157,20 +158,28 @@ FLAGS = {
 PROCESS = ("distributed", "coordinator", "processes", "process")  # how this process finds the others of its run
 
 
-def changed(command: str, before: str, verb: str, drops: Callable[[str], bool], flags: Sequence[str]) -> str:
-    """The command with `verb` in the place of the verb `before`, and with new flags at its end.
+def program(command: str) -> str:
+    """What a command begins with; of a call from Python the module, which is there wherever the package is."""
+    return next((program for program in PROGRAMS if command.startswith(f"{program} ")), "python -m depthmup")
 
-    drops: whether a flag of this name, and its value, are left out.
+
+def changed(command: str, before: str, verb: str, flags: Mapping[str, object]) -> str:
+    """The command with `verb` in the place of the verb `before`, and with flags, {name: value}, at its end.
+
+    Flags of the same names go, and those of `before`: what is trained alone has no workdir of a sweep, and grow reads
+    the sweep's settings from it.
     """
+    gone = {*flags, *(name for name, flag in FLAGS.items() if before in flag.verbs)}
+    gone |= {"workdir"} if verb == "train" else set()
     words, kept = iter(shlex.split(command)), []
     for word in words:
         flag, equals, _ = word.partition("=")
         name = flag.lstrip("-")
-        if not word.startswith("-") or not drops(name):
+        if not word.startswith("-") or not (name in gone or (verb == "grow" and name.startswith("config.sweep."))):
             kept.append(verb if word == before else word)
         elif not equals and (name not in FLAGS or FLAGS[name].kind != "bool"):
             next(words, None)  # --flag value
-    return shlex.join([*kept, *flags])
+    return shlex.join([*kept, *(f"--{name}={value}" for name, value in flags.items())])
 
 
 def pairs(flag: str, text: str | None, between: str) -> dict[str, str]:

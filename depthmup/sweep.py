@@ -22,6 +22,7 @@ from depthmup.report.learning_curves import LearningCurves, noise_scales
 from depthmup.report.live import LiveReport
 from depthmup.report.result import SweepResult
 from depthmup.report.result import of_table as judge
+from depthmup.report.tables import best_table, rule_table, verdict_table
 from depthmup.settings import Settings, put
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import cost, train
@@ -90,9 +91,9 @@ def run(config: Settings | Mapping[str, Any] | Study, workdir: str | Path, comma
         return Result(rows, note, None)
     table = pandas.DataFrame(rows)
     judged = curves_of(table, study, _calibrated(study, workdir))
-    tables = filter(None, (page.verdict_table(judged), page.rule_table(judged)))
+    tables = filter(None, (verdict_table(judged), rule_table(judged)))
     path = page.write_report(judged, table, study, workdir, command)
-    conclusion = words.conclusion(judged, study, command) or page.best_table(table, study)
+    conclusion = words.conclusion(judged, study, command) or best_table(table, study)
     with_noise = "noise_scale" in study.sweep.measure
     noise = noise_scales(judged, LearningCurves(workdir)) if with_noise else ""
     return Result(rows, "\n".join(filter(None, (conclusion, noise))), path, "\n\n".join(tables), judged, noise)

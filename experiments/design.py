@@ -193,9 +193,7 @@ def main() -> None:
     for part in parts:
         lines: dict[str, Any] = {}
         if part == "planted":
-            for name, shares in planted_scores():
-                lines[name] = shares
-                print(part, f"{name:28}", *(f"{key} {value:.2f} " for key, value in shares.items()), flush=True)
+            lines = law.shown(planted_scores())
         else:
             pool, target = law.scalebench("train"), law.scalebench("test")
             of_part = pool_scores() if part == "pool" else scores(pool, target, STARTS, law.BUDGETS)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from configs import patches16_simple_resnet, patches16_vit, transfer
-from depthmup.report import figures, words
+from depthmup.fit.picture import draw
+from depthmup.report import panels, words
 from depthmup.settings import Settings, from_config
 from depthmup.trials.verdicts import TransferCurve
 from experiments import (
@@ -42,7 +43,7 @@ from experiments import (
     tune,
 )
 from experiments.figures import command
-from experiments.figures.figure import IMAGES, loss_pictures, save
+from experiments.figures.figure import IMAGES, save
 from experiments.figures.page import PAPERS
 from experiments.output import markdown
 from experiments.published import RESULTS, ROOT, Sweep
@@ -87,9 +88,8 @@ def publish(name: str, workdir: Path) -> None:
 def draw_sweep(sweep: Sweep) -> None:
     """Losses and optima over depth."""
     curves = [c for c in sweep.curves if (c.axis, c.hyperparameter) == ("depth", "learning_rate")]
-    optima = figures.optima_figure(curves)
-    assert optima
-    save(IMAGES, loss_pictures({"loss_over_depth": curves}) | {"optimum_over_depth": optima})
+    drawn = panels.losses(curves), panels.optima_panels(curves)
+    save(IMAGES, {picture.name: draw(picture) for picture in drawn})
 
 
 def rules(curves: Sequence[TransferCurve]) -> str:

@@ -57,10 +57,9 @@ from matplotlib.figure import Figure
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
-from depthmup.colors import size_colors
 from depthmup.fit import Cost, Transfer
-from depthmup.fit.marks import loss_marks, paint, plain_log
-from depthmup.report import figures
+from depthmup.fit import picture as drawing
+from depthmup.fit.marks import loss_marks
 from depthmup.rules.batch_rules import RuleName, Run
 from depthmup.rules.parameterization import Name
 from depthmup.sweep import judge
@@ -181,26 +180,27 @@ def draw() -> None:
 
 
 def picture(jump: Jump) -> Figure:
-    figure = Figure(figsize=(figures.WIDTH, 6.2), layout="constrained")
-    panels = figure.subplots(2, 2, sharex=True, sharey=True, subplot_kw={"xscale": "log", "yscale": "log"})
-    of_rule = {rule: curves(jump, rule) for rule in jump.rules}
-    for panel, (case, result) in zip(panels.flat, ((case, of_rule["none"][case]) for case in CASES), strict=True):
-        lines = zip(("small", "large"), result.learning_rates, result.optima, strict=True)
-        for i, ((name, rates, best), color) in enumerate(zip(lines, size_colors(2), strict=True)):
-            paint(panel, loss_marks(rates, result.log_losses(i), best), color, name)
-        title = [case]
-        for rule, style in zip(jump.rules, ("--", ":"), strict=False):
+    of_rule, panels = {rule: curves(jump, rule) for rule in jump.rules}, []
+    for case in CASES:
+        result, notes = of_rule["none"][case], list[drawing.Note]()
+        pairs = enumerate(zip(result.learning_rates, result.optima, strict=True))
+        marks = [loss_marks(rates, result.log_losses(i), best) for i, (rates, best) in pairs]
+        lines = [drawing.Line(name, name, i, "", marks[i]) for i, name in enumerate(("small", "large"))]
+        for rule in jump.rules:
             cost, label = of_rule[rule][case].costs[-1], "tuned rate" if rule == "none" else rule
-            title.append(f"{label}: {f'costs {cost}' if cost else 'diverges'}")
-            if result.tuned:
-                of_line = "tuned rate (fitted)" if rule == "none" else rule
-                panel.axvline(result.tuned * jump.factor(rule), color="gray", ls=style, lw=1, label=of_line)
-        panel.set_title("\n".join(title), fontsize=10)
-    plain_log(panels[0, 0].xaxis)
-    plain_log(panels[0, 0].yaxis)
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    figure.supxlabel("learning rate")
-    figure.supylabel("training loss")
+            notes.append(("", "", f"{label} {f'costs {cost}' if cost else 'diverges'}"))
+        panels.append(drawing.Panel({"parameterization": case}, notes, lines))
+    caption = "; ".join(
+        ["star: best rate", "dashed: the tuned one (fitted)", *(f"dotted: {r}" for r in jump.rules[1:])]
+    )
+    figure = drawing.draw(
+        drawing.Picture("jump", "", caption, "learning rate", "training loss", "log", "", drawing.colors_of_sizes(2),
+                drawing.framed(panels, "log"))
+    )  # fmt: skip
+    for axes, case in zip(figure.axes, CASES, strict=True):
+        for rule, style in zip(jump.rules, ("--", ":"), strict=False):
+            if tuned := of_rule["none"][case].tuned:
+                axes.axvline(tuned * jump.factor(rule), color="gray", ls=style, lw=1)
     return figure
 
 

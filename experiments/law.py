@@ -76,7 +76,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -595,6 +595,15 @@ def keep(path: Path, part: str, numbers: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps({**results, part: numbers}, indent=1, default=float) + "\n")
 
 
+def shown(planted: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """{case: its shares} of planted sweeps, each printed when it is there."""
+    lines = {}
+    for name, shares in planted:
+        lines[name] = shares
+        print("planted", f"{name:28}", *(f"{key} {value:.2f} " for key, value in shares.items()), flush=True)
+    return lines
+
+
 SHOWN = ("5", "10", "20", "40", "80")  # billions of tokens: splits in the table; law.json has all
 PARTS = ("planted", "pool", "rows", "published", "scalebench", "example")
 
@@ -604,9 +613,7 @@ def main() -> None:
     for part in parts:
         lines: dict[str, Any] = {}
         if part == "planted":
-            for name, shares in planted_scores():
-                lines[name] = shares
-                print(part, f"{name:28}", *(f"{key} {value:.2f} " for key, value in shares.items()), flush=True)
+            lines = shown(planted_scores())
         elif part == "published":
             for name, scores in published_scores():
                 lines[name] = {who: of._asdict() for who, of in scores.items()}

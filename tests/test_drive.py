@@ -5,8 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from depthmup.train.drive import SAVE, STOP, Hooks, drive
-from depthmup.train.loop import Stretch
+from depthmup.train.loop import SAVE, STOP, Hooks, Stretch, drive
 from depthmup.train.stop import Stopped
 
 ENDS = [2, 4, 6]

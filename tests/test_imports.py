@@ -65,6 +65,7 @@ ALLOWED = {
     "report": {"cli_flags", "fit", "measure", "rules", "settings", "train", "trials"},
     "sweep": {"measure", "report", "settings", "trials"},
     "tune": {
+        "cli_flags",
         "data",
         "declare",
         "fit",
@@ -99,7 +100,7 @@ ALLOWED = {
         "tune",
     },
     "own_model": {"data", "declare", "measure", "reading", "report", "rules", "trials", "tune"},
-    "__main__": {"cli", "cli_flags", "interrupt"},
+    "__main__": {"cli"},
     "keras": {"own_model", "rules"},
     "testing": {"own_model"},
     "api": {"fit", "measure", "own_model", "reading", "rules", "testing", "theory"},

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shlex
+import types
 from pathlib import Path
 from typing import get_args
 
@@ -12,13 +13,16 @@ import numpy as np
 import pytest
 from absl import flags
 
-from depthmup.cli import command
+from depthmup import cli_flags
+from depthmup.cli.arguments import parse_command
 from depthmup.files import digest
 from depthmup.fit import marks
-from depthmup.report import figures, interactive, page, panels, words
+from depthmup.fit.picture import draw
+from depthmup.report import interactive, page, panels, words
 from depthmup.report.curves import judge
 from depthmup.report.learning_curves import LearningCurves
-from depthmup.settings import flat, from_config
+from depthmup.settings import LEARNING_RATE, flat, from_config
+from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import grid_trials
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import SCHEMA
@@ -61,7 +65,7 @@ def settings_from(words):
     """The settings of a command line, as main.py reads them."""
     before = set(flags.FLAGS)
     try:
-        command.parse_command(["main.py", *words])
+        parse_command(["main.py", *words])
         return from_config(flags.FLAGS.config)
     finally:
         for name in set(flags.FLAGS) - before:
@@ -88,7 +92,7 @@ def test_points_are_means_over_their_trials(sweep, plotted):
     plot, seen = plots["loss_over_depth"], 0
     assert [panel["names"]["parameterization"] for panel in plot["panels"]] == ["mup", "depth_mup"]
     for i, c in enumerate(curves):
-        assert plot["panels"][i]["notes"] == [["", c.result.verdict, words.price(c.result)]]
+        assert plot["panels"][i]["notes"] == [["", c.result.verdict, c.result.price]]
         for size in c.result.values:
             marks = marks_of(plot, i, f"{size:g}")
             for kind in ("line", "seeds"):
@@ -110,7 +114,7 @@ def test_the_band_the_star_and_the_edge(sweep, plotted):
     """Both pictures have them: they are drawn of the same marks."""
     _, _, curves, _ = sweep
     plot = plotted[2]["loss_over_depth"]
-    drawn = figures.loss_figure(curves).axes
+    drawn = draw(panels.losses(curves)).axes
     for i, c in enumerate(curves):
         edges = 0
         for j, size in enumerate(c.result.values):
@@ -187,9 +191,9 @@ def test_the_command_of_a_trial_is_that_of_the_trial():
 
 
 def test_commands_begin_as_the_sweep_did():
-    assert words.program("python main.py sweep --config=a") == "python main.py"
-    assert words.program("depthmup --config=a sweep") == "depthmup"
-    assert words.program("") == "python -m depthmup"
+    assert cli_flags.program("python main.py sweep --config=a") == "python main.py"
+    assert cli_flags.program("depthmup --config=a sweep") == "depthmup"
+    assert cli_flags.program("") == "python -m depthmup"
 
 
 @pytest.mark.filterwarnings("ignore:.*load_module:DeprecationWarning")
@@ -219,6 +223,19 @@ def test_what_decides_and_what_is_next(sweep):
     assert words.decides([short], spent, command) == f"'--config.sweep.log2_learning_rates.sgd=({low - 4}, {high})'"
     assert words.decides([short], spent, "") == f"config.sweep.log2_learning_rates.sgd = ({low - 4}, {high})"
     assert words.decides([transfers], study, command) == ""
+
+
+def test_what_decides_and_what_is_next_from_python():
+    """Arguments of m.sweep, and the call of another shape, as a user would write them."""
+    sweep = dataclasses.replace(tiny.study().sweep, per_octave=2, parameterizations=("sp", "mup"))
+    study = types.SimpleNamespace(sweep=sweep)
+    changes = {"until": "decided", "max_seeds": 8, "log2_learning_rates.adam": (-8, -2)}
+    arguments = 'until="decided", max_seeds=8, learning_rates=2.0 ** numpy.arange(-8, -2 + .01, 0.5)'
+    assert ModelStudy.in_words(study, changes, flags=False) == arguments
+    values = {LEARNING_RATE: 0.012345, "optimizer.weight_decay": 0.1}
+    assert ModelStudy.call(study, 64, 8, values, "adamw") == 'm.at(64, 8).optimizer("adamw", 0.0123, weight_decay=0.1)'
+    of_another = ModelStudy.call(study, 64, 8, {LEARNING_RATE: 0.5}, "sgd", "mup")
+    assert of_another == 'm.under("mup").at(64, 8).optimizer("sgd", 0.5)'
 
 
 def written(sweep, folder, variant=""):

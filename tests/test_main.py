@@ -12,6 +12,7 @@ from absl import flags
 
 from depthmup import cli_flags, find_config
 from depthmup.cli import command, verbs
+from depthmup.cli.arguments import _Values, check_folder, parse_command
 from depthmup.rules.explain import COLUMNS
 from tests import tiny
 from tests.test_compare import store
@@ -69,7 +70,7 @@ def call(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
         try:
             with pytest.raises(SystemExit) as left:
-                command.main(command.parse_command(sys.argv), "python main.py")
+                command.run_verb(parse_command(sys.argv), "python main.py")
         finally:
             for name in set(flags.FLAGS) - before:
                 delattr(flags.FLAGS, name)
@@ -130,7 +131,7 @@ def test_a_wrong_call_is_known_before_jax_is_there(tmp_path):
         done, imported = in_a_new_process(*words)
         assert_one_line(done, f"error: {message}")
         assert "jax" not in imported
-    command.check_folder(tmp_path / "a" / "b")
+    check_folder(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,7 +141,7 @@ def test_a_workdir_that_cannot_be_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tempfile.mkdtemp", fails)
     with pytest.raises(ValueError, match=r"/a/b: .* cannot be written \(Permission denied\); give another"):
-        command.check_folder(tmp_path / "a" / "b")
+        check_folder(tmp_path / "a" / "b")
 
 
 def test_train_is_the_default(tmp_path):
@@ -339,4 +340,4 @@ def assert_one_line(done, message):
      ("grid(-6,0,5)", ("grid(-6,0,5)",))],
 )  # fmt: skip
 def test_a_list_of_names_needs_no_quotes(words, values):
-    assert command._Values().parse(words) == values
+    assert _Values().parse(words) == values

@@ -17,7 +17,7 @@ import depthmup as dm
 from depthmup import sweep
 from depthmup.settings import SettingsError
 from depthmup.train.build import batches_of, task_of
-from depthmup.train.drive import drive
+from depthmup.train.loop import drive
 from depthmup.train.stop import Stopped
 from depthmup.train.workdir import WorkdirError, read_settings
 from depthmup.trials.engine import checked_trials

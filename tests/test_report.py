@@ -11,8 +11,9 @@ import pandas
 import pytest
 
 from depthmup.colors import size_colors
+from depthmup.fit.picture import draw
 from depthmup.measure import MaximalUpdate
-from depthmup.report import calibration, figures, page, words
+from depthmup.report import calibration, page, panels, tables, words
 from depthmup.report.curves import curves_along_depth, judge
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.settings import column
@@ -113,9 +114,9 @@ def test_sentences(judged):
     assert "".join(text for text, _ in parts) == (
         f"Under depth_mup the learning rate {depth_mup.tuned:.3g} tuned at depth 3 costs at most {depth_mup.cost} "
         f"up to depth 24: it transfers. Under mup the best learning rate falls {factor:.2g}x, and the tuned "
-        f"{mup.tuned:.3g} {words.price(mup)}: it does not transfer. "
+        f"{mup.tuned:.3g} {mup.price}: it does not transfer. "
     )
-    assert re.fullmatch(r"diverges at depth 24; costs \S+% \[.*\] at depth 8", words.price(mup))
+    assert re.fullmatch(r"diverges at depth 24; costs \S+% \[.*\] at depth 8", mup.price)
     head, *rows = words.answers(curves).splitlines()
     assert head.split("  ")[0] == "depth 3 to 24"
     assert rows[1].split()[:4] == ["sgd", "depth_mup", f"{depth_mup.tuned:.3g}", f"{depth_mup.optimal_lr[-1]:.3g}"]
@@ -128,7 +129,7 @@ def test_an_edge_outside_the_grid():
     study = tiny.study(**GRID)
     best = {3: -1, 4: -2, 6: -3, 8: 4, 24: -20}
     curves = judge(planted(study, lambda point: best[point.depth]), study)
-    _, edges = page.verdict_table(curves).split(
+    _, edges = tables.verdict_table(curves).split(
         "edge, the learning rate above which training is not possible, at depth "
     )
     title, head, *rows = edges.splitlines()
@@ -139,7 +140,7 @@ def test_an_edge_outside_the_grid():
 
 def test_rule_table(judged):
     _, _, curves = judged
-    first, head, *lines = page.rule_table(curves).splitlines()
+    first, head, *lines = tables.rule_table(curves).splitlines()
     assert "octaves" in first
     assert head.split() == ["constant", "L^-1", "L^-3/2", "PathSum", "fitted", "calibrated", "relative"]
     rule = next(rule for rule in curves[0].laws.rules if rule.name == "L^-1")
@@ -165,12 +166,12 @@ def test_by_accuracy(judged):
     study = tiny.study(**{**GRID, "sweep__depths": (3,)}, sweep__judge_by="validation_accuracy", model__depth=3)
     single = rows[rows["depth"] == 3]
     best = single[(single["parameterization"] == "mup") & ~single["diverged"]]["validation_accuracy"].max()
-    shown = float(re.search(r"sgd mup.*  (\S+)$", page.best_table(single, study), re.M)[1])
+    shown = float(re.search(r"sgd mup.*  (\S+)$", tables.best_table(single, study), re.M)[1])
     assert shown == pytest.approx(best, abs=0.01)
     lucky = single.assign(
         validation_accuracy=single["validation_accuracy"].where(~single["diverged"].astype(bool), 1.0)
     )
-    assert page.best_table(lucky, study) == page.best_table(single, study)
+    assert tables.best_table(lucky, study) == tables.best_table(single, study)
 
 
 def test_another_hyperparameter_has_a_verdict_of_its_own():
@@ -199,7 +200,7 @@ def test_another_hyperparameter_has_a_verdict_of_its_own():
     assert {c.result.verdict for c in of_momentum} == {"transfers"}
     assert all(np.log2(c.result.optimal_lr) == pytest.approx(-3, abs=0.2) for c in of_momentum)
     assert not any(c.laws.rules for c in of_gamma)
-    assert "best gamma0 at depth" in page.verdict_table(curves)
+    assert "best gamma0 at depth" in tables.verdict_table(curves)
 
 
 def test_the_line_of_chance():
@@ -210,7 +211,7 @@ def test_the_line_of_chance():
     curves = judge(rows, study)
 
     def lines(chance):
-        panel = figures.loss_figure([dataclasses.replace(c, chance=chance) for c in curves]).axes[0]
+        panel = draw(panels.losses([dataclasses.replace(c, chance=chance) for c in curves])).axes[0]
         return [line for line in panel.lines if set(line.get_ydata()) == {chance}]
 
     assert len(lines(2.5)) == 1

@@ -13,7 +13,7 @@ import pandas
 import pytest
 
 from depthmup import fit, sweep
-from depthmup.report import page, words
+from depthmup.report import page, tables, words
 from depthmup.report.curves import judge
 from depthmup.settings import SettingsError, column, flat
 from depthmup.train.stop import Stopped
@@ -286,7 +286,7 @@ def test_axes_of_the_config(tmp_path):
     curves = judge(pandas.DataFrame(rows), study)
     assert len(curves) == 2**3
     assert curves[0].name == "mup gamma0 0.5, epochs 0.25, label_noise 0"
-    assert curves[0].name in page.verdict_table(curves)
+    assert curves[0].name in tables.verdict_table(curves)
     alone = next(t for t in plan if t.point.leaves["epochs"] == 0.25 and t.point.leaves["label_noise"] == 0)
     first = tiny.study(epochs=0.25, parameterization__gamma0=0.5, sweep__parameterizations=("mup",))
     assert alone.key in {trial.key for trial in grid_trials(first)}
@@ -299,7 +299,7 @@ def test_the_best_of_one_shape(finished, tmp_path):
     table = pandas.DataFrame(rows)
     single = table[(table.width == 8) & (table.depth == 2)]
     assert judge(single, study) == []
-    text = page.best_table(single, study)
+    text = tables.best_table(single, study)
     assert text in html.unescape(page.write_report([], single, study, tmp_path, "").read_text())
     of_sgd = single[(single.optimizer == "sgd") & (single.parameterization == "mup")]
     mean = of_sgd.groupby("learning_rate").loss.mean()
@@ -329,7 +329,7 @@ def test_report(finished, tmp_path):
         drift = entry["drift"]
         assert drift is None or drift["low"] <= drift["octaves_per_doubling"] <= drift["high"]
     for c in curves:
-        assert f"{c.optimizer} {c.parameterization}" in page.verdict_table(curves)
+        assert f"{c.optimizer} {c.parameterization}" in tables.verdict_table(curves)
 
 
 def test_report_judges_by_the_rows(finished):

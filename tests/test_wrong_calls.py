@@ -20,7 +20,8 @@ from absl import flags
 import depthmup as dm
 from configs import default
 from depthmup import fit, measure, sweep, theory
-from depthmup.cli import command, verbs
+from depthmup.cli import verbs
+from depthmup.cli.arguments import parse_command
 from depthmup.models import MODELS
 from depthmup.rules.batch_rules import Run
 from depthmup.settings import Interval, SettingsError, from_config, keys, value_of
@@ -183,7 +184,7 @@ def test_a_flag_that_is_given_again_replaces(monkeypatch):
     overrides = ["depths=(2,3)", "seeds=3", "depths=(4,)", "widths=(8,)", "widths=()", "seeds=5"]
     before = set(flags.FLAGS)
     try:
-        command.parse_command(["main.py", *(f"--config.sweep.{text}" for text in overrides)])
+        parse_command(["main.py", *(f"--config.sweep.{text}" for text in overrides)])
         swept = from_config(flags.FLAGS.config).sweep
     finally:
         for name in set(flags.FLAGS) - before:

@@ -256,11 +256,9 @@ def _grown_command(command: str, before: Settings, of: sweeps.Grown) -> str:
         before, changes["config"] = defaults(family), f"default:{family}"
     values = flat(before)
     changes |= {f"config.{key}": value for key, value in flat(grown).items() if value != values.get(key)}
-    replaced = {"workdir", *changes, *(name for name, flag in FLAGS.items() if "grow" in flag.verbs)}
-    flags = [f"--{flag}={value}" for flag, value in changes.items()]
     if of.expected:
-        flags.append("--expect={:.4g},{:.4g}".format(*of.expected))
-    return changed(command, "grow", "train", replaced.__contains__, flags)
+        changes["expect"] = "{:.4g},{:.4g}".format(*of.expected)
+    return changed(command, "grow", "train", changes)
 
 
 def calibrate_rates(

@@ -20,6 +20,9 @@ class Drift(NamedTuple):
     high: float
     intercept: float  # log2 learning rate of the line at the first size that has one
 
+    def __str__(self) -> str:
+        return f"{self.octaves_per_doubling:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
 
 def fitted_drift(sizes: Sequence[float], optima: Sequence[Optimum | Edge | None], seeds: int) -> Drift | None:
     """The drift of the sizes that have a learning rate; None if fewer than two sizes have one.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from depthmup.fit.curve import half_width
+from depthmup.fit.thresholds import BOTH_SIDES
 from depthmup.names import FINITE, NOT_NEGATIVE, POSITIVE, Range, floats, listed, unknown
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class FiniteSize(NamedTuple):
     def __str__(self) -> str:
         coefficients = {term: c for term, c in self._asdict().items() if c is not None}
         rows = [f"{term:6} {c.value:10.4g}  [{c.low:.4g}, {c.high:.4g}]" for term, c in coefficients.items()]
-        return "\n".join([f"{'term':6} {'value':>10}  95% interval", *rows])
+        return "\n".join([f"{'term':6} {'value':>10}  {BOTH_SIDES} interval", *rows])
 
 
 class Estimate(NamedTuple):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from depthmup.colors import size_colors
 from depthmup.fit.optimum import Optimum
 from depthmup.names import plain
 
@@ -89,20 +86,3 @@ def plain_log(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
     axis.set_minor_locator(NullLocator())
-
-
-def picture(title: str, axis: str, hyperparameter: str, curves: Sequence[tuple[Any, ...]]) -> Figure:
-    """One panel with its legend. curves: (size, values, log losses, optimum) of each size, as `loss_marks` has them."""
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    panel = figure.subplots()
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    for (size, *curve), color in zip(curves, size_colors(len(curves)), strict=True):
-        paint(panel, loss_marks(*curve), color, f"{axis} {size:g}")
-    plain_log(panel.xaxis)
-    plain_log(panel.yaxis)
-    panel.set_xlabel(plain(hyperparameter.replace("_", " ")))
-    panel.set_ylabel("loss")
-    panel.legend()
-    panel.set_title(plain(textwrap.fill(title, 70)), fontsize=9)
-    return figure

@@ -26,7 +26,7 @@ from depthmup.fit.law_rows import (
     read_columns,
 )
 from depthmup.fit.published_rules import PUBLISHED_RULES, PublishedRule, Size
-from depthmup.fit.thresholds import CONFIDENCE
+from depthmup.fit.thresholds import BOTH_SIDES, CONFIDENCE, ONE_SIDE
 from depthmup.names import POSITIVE, percent, short, unknown
 
 QUANTILES = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
@@ -152,16 +152,17 @@ class Prediction(NamedTuple):
     def at_worst(self) -> str:
         """`worst_cost` in words."""
         fails = self.worst_cost > (1 - ROUNDING) * math.expm1(FAILS)
-        return "it may fail (97.5%)" if fails else f"at most {percent(self.worst_cost)} (97.5%)"
+        return f"it may fail ({ONE_SIDE})" if fails else f"at most {percent(self.worst_cost)} ({ONE_SIDE})"
 
     def __str__(self) -> str:
         octaves = math.log2(self.high / self.low)
         name = self.hyperparameter.replace("_", " ")
         outside = ", ".join(f"{value:+.1f} octaves in {axis}" for axis, value in self.outside.items())
         shares = ", ".join(f"{100 * share:.0f}% {name}" for name, share in self.shares.items())
+        interval = f"[{self.low:.3g}, {self.high:.3g}], {BOTH_SIDES}"
         return "\n".join(
             (
-                f"{name} {self.learning_rate:.3g} [{self.low:.3g}, {self.high:.3g}], 95%, {octaves:.1f} octaves wide",
+                f"{name} {self.learning_rate:.3g} {interval}, {octaves:.1f} octaves wide",
                 f"it costs {percent(self.cost)} of the loss on average, {self.at_worst}",
                 f"loss {self.loss:.4g} [{self.loss_low:.4g}, {self.loss_high:.4g}]",
                 f"outside the rows: {outside or 'no'}; its variance: {shares}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from depthmup.names import POSITIVE, floats, listed, short
 
 ACCURACY = "validation_accuracy"
 Row = Mapping[str, Any]
+Item = TypeVar("Item")  # of `grouped_by`
+Key = TypeVar("Key")
 
 
 class LossCurve(NamedTuple):
@@ -109,3 +111,11 @@ def _losses(lines: list[list[Row | None]], measure: str) -> np.ndarray:
 
 def _column(lines: list[list[Row | None]], key: str) -> np.ndarray:
     return floats(key, [[math.nan if row is None or row[key] is None else row[key] for row in line] for line in lines])
+
+
+def grouped_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """{key: the items that have it}, in the order in which the keys first occur."""
+    result: dict[Key, list[Item]] = {}
+    for item in items:
+        result.setdefault(key(item), []).append(item)
+    return result

@@ -15,7 +15,7 @@ from depthmup.fit.drift import Drift, fitted_drift
 from depthmup.fit.optimum import Optimum, curve_optimum
 from depthmup.fit.posterior import posteriors
 from depthmup.fit.table import LossCurve, curves_by_size
-from depthmup.fit.thresholds import MARGIN, SELDOM
+from depthmup.fit.thresholds import BOTH_SIDES, MARGIN, SELDOM, STAYS
 from depthmup.fit.verdict import (
     BEYOND,
     MOST_SEEDS,
@@ -78,6 +78,25 @@ class Transfer(NamedTuple):
         return f"{self.axis} {self.values[0]:g} to {self.values[-1]:g}: {self.verdict}: {self.reason}"
 
     @property
+    def price(self) -> str:
+        """What the tuned value costs in a few words; "" if it is not known."""
+        if self.verdict == NOT and self.tuned is not None:
+            return _beyond(self)
+        return f"costs at most {self.cost}" if self.cost else ""
+
+    @property
+    def moved(self) -> str:
+        """How the best value of the largest size differs from the tuned one: "stays", "rises 2x" or "falls 2x"; "" if
+        one of them is not known."""
+        best = self.optimal_lr[-1]
+        if best is None or self.tuned is None:
+            return ""
+        octaves = math.log2(best / self.tuned)
+        if abs(octaves) < STAYS:
+            return "stays"
+        return f"{'rises' if octaves > 0 else 'falls'} {2 ** abs(octaves):.2g}x"
+
+    @property
     def would_decide(self) -> str:
         """The trainings that would decide the open sizes, in words; "" where none would."""
         parts, name = [], self.hyperparameter.replace("_", " ")
@@ -100,7 +119,7 @@ class Transfer(NamedTuple):
     def __str__(self) -> str:
         """The verdict, then a row for each size: the best value, interval and loss, and what the tuned one costs."""
         form = "{:>8} {:>10}  {:23} {:>10}  {:24} {}"
-        rows = [form.format(self.axis, "best", "95% interval", "loss", "cost of the tuned one", "answer")]
+        rows = [form.format(self.axis, "best", f"{BOTH_SIDES} interval", "loss", "cost of the tuned one", "answer")]
         for size, o, cost, answer in zip(self.values, self.optima, self.costs, self.answers, strict=True):
             best, loss = (f"{x:.4g}" if o.learning_rate else "none" for x in (o.learning_rate, o.loss))
             interval = f"[{o.low:.4g}, {o.high:.4g}]" if o.learning_rate and not math.isnan(o.low) else ""
@@ -109,13 +128,17 @@ class Transfer(NamedTuple):
 
     def plot(self, path: str | Path) -> None:
         """Draw the loss against the hyperparameter, a line for each size, to a PNG."""
-        from depthmup.fit.marks import picture
+        from depthmup.fit import picture
+        from depthmup.fit.marks import loss_marks
 
-        curves = [
-            (size, rates, self.log_losses(i), optimum)
-            for i, (size, rates, optimum) in enumerate(zip(self.values, self.learning_rates, self.optima, strict=True))
-        ]
-        picture(f"{self.verdict}: {self.reason}", self.axis, self.hyperparameter, curves).savefig(path, dpi=120)
+        lines = []
+        for i, (size, rates, optimum) in enumerate(zip(self.values, self.learning_rates, self.optima, strict=True)):
+            marks = loss_marks(rates, self.log_losses(i), optimum)
+            lines.append(picture.Line(f"{size:g}", f"{size:g}", i, "", marks))
+        panel = picture.Panel({}, [], lines, picture.level_of_chance(lines, self.cap))
+        name = self.hyperparameter.replace("_", " ")
+        drawn = picture.loss_picture(f"{self.verdict}: {self.reason}", self.axis, name, "loss", [panel])
+        Path(path).write_bytes(picture.png(picture.draw(drawn, more=1.5)))
 
     def log_losses(self, i: int) -> np.ndarray:
         """(points, seeds), log losses at the size with index `i`, cut to the cap; NaN where a seed was not trained."""
@@ -281,7 +304,7 @@ def _words(result: Transfer, seeds: int) -> str:
     if result.verdict == TRANSFERS:
         parts = [f"{cost} at any {axis}" if cost else value]
     elif result.verdict == NOT:
-        parts = [_beyond(result, value)]
+        parts = [f"{value} {_beyond(result)}"]
     elif seeds == 1:
         parts = ["one seed does not decide: several are needed", chance, cost]
     else:
@@ -316,7 +339,8 @@ def _valley_words(result: Transfer) -> str:
     return f"two valleys at {result.axis} {', '.join(valleys)}" if valleys else ""
 
 
-def _beyond(result: Transfer, value: str) -> str:
+def _beyond(result: Transfer) -> str:
+    """What is wrong with the tuned value."""
     axis, parts = result.axis, []
     beyond = [i for i, answer in enumerate(result.answers) if answer == BEYOND]
     without = [i for i in beyond if result.costs[i] is None]
@@ -337,7 +361,7 @@ def _beyond(result: Transfer, value: str) -> str:
         parts.append(f"is beyond the grid at {where(outside)}")
     if no_best:
         parts.append(f"is too far from the best at {where(no_best)}, {result.optima[no_best[0]].reason}")
-    return f"{value} {'; '.join(parts)}"
+    return "; ".join(parts)
 
 
 def regret_at(result: Transfer, i: int, learning_rate: float) -> float | None:

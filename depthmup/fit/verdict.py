@@ -13,7 +13,7 @@ import numpy as np
 from depthmup.fit.curve import Curve
 from depthmup.fit.optimum import Optimum
 from depthmup.fit.posterior import Posterior
-from depthmup.fit.thresholds import CONFIDENCE, NEGLIGIBLE
+from depthmup.fit.thresholds import CONFIDENCE, MARGIN, NEGLIGIBLE
 
 MOST_SEEDS = 999  # more are not worth naming
 NEAR = 1e-9  # octaves: rounding
@@ -21,6 +21,13 @@ NEAR = 1e-9  # octaves: rounding
 Verdict = Literal["transfers", "does not transfer", "undecided", "nothing learned"]
 VERDICTS = get_args(Verdict)
 TRANSFERS, NOT, UNDECIDED, NOTHING = VERDICTS
+BELOW = f"a value of {2**-MARGIN:.2g} times the best one"  # what the margin allows
+MEANINGS: dict[Verdict, str] = {
+    TRANSFERS: f"at every size the tuned value surely costs less than {BELOW} would: use it",
+    NOT: f"at some size the tuned value surely costs more than {BELOW} would, or it diverges there",
+    UNDECIDED: "the trials allow neither answer: more of them would decide",
+    NOTHING: "fewer than two sizes have a training that is surely better than chance: train longer, or widen the grid",
+}
 Answer = Literal["within", "beyond", "open", "not learned"]
 WITHIN, BEYOND, OPEN, UNLEARNED = get_args(Answer)
 Kind = Literal["finer", "lower", "higher", "seeds"]

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from depthmup import bucket
 from depthmup.files import flattened, write_atomically
-from depthmup.report import interactive, page, panels, words
-from depthmup.report.curves import finished, grouped_by, judge
+from depthmup.fit.table import grouped_by
+from depthmup.report import interactive, page, panels
+from depthmup.report.curves import finished, judge
+from depthmup.report.tables import NONE, Cells, best_values
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials import model_study
 from depthmup.trials.config_study import config_study_from
@@ -73,16 +75,16 @@ def compare(workdirs: Sequence[str | Path], to: str | Path | None = None, data_d
     return path
 
 
-def _verdict(c: TransferCurve) -> words.Cells:
+def _verdict(c: TransferCurve) -> Cells:
     """A row of the table of verdicts."""
     return {
         "": c.title,
-        "over": words.span([c]),
+        "over": c.span,
         "sweep": c.sweep,
         "verdict": c.result.verdict,
-        "costs at most": str(c.result.cost or words.NONE),
-        "drift": words.drift(c.result.drift),
-        **words.best_values(c),
+        "costs at most": str(c.result.cost or NONE),
+        "drift": str(c.result.drift or NONE),
+        **best_values(c),
     }
 
 
@@ -111,7 +113,7 @@ def _read(letter: str, workdir: Path, data_dir: str | None) -> _Sweep:
     return _Sweep(letter, workdir, {**settings, "environment": page.environments(table)}, curves)
 
 
-def _differences(sweeps: Sequence[_Sweep]) -> list[words.Cells]:
+def _differences(sweeps: Sequence[_Sweep]) -> list[Cells]:
     """A row for each setting whose value is not the same in all sweeps."""
     keys = dict.fromkeys(key for sweep in sweeps for key in sweep.settings)
     rows = [{"setting": key, **{sweep.letter: _words(sweep.settings, key) for sweep in sweeps}} for key in keys]

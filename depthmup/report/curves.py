@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import pandas
 
 from depthmup.fit import Transfer, learning_rate_rules, power_law
+from depthmup.fit.table import grouped_by
+from depthmup.fit.verdict import TRANSFERS
 from depthmup.measure import MaximalUpdate
 from depthmup.measure.maximal_update import rates_by_rule
 from depthmup.report import calibration
@@ -19,17 +20,6 @@ from depthmup.trials.plan import grid_trials as planned
 from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
 from depthmup.trials.verdicts import DepthLaws, Names, TransferCurve, added, variant_words, verdicts
-
-Item = TypeVar("Item")  # of `grouped_by`
-Key = TypeVar("Key")
-
-
-def grouped_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """{key: the items that have it}, in the order in which the keys first occur."""
-    result: dict[Key, list[Item]] = {}
-    for item in items:
-        result.setdefault(key(item), []).append(item)
-    return result
 
 
 def judge(
@@ -52,6 +42,12 @@ def judge(
             points = {depth: along_depth[names, depth] for depth in c.result.values if along_depth}
             curves[i] = dataclasses.replace(c, laws=_laws(study, c.result, points, calibrated or {}))
     return curves
+
+
+def transferring(curves: Sequence[TransferCurve]) -> list[TransferCurve]:
+    """The first curve of each optimizer, parameterization and variant whose learning rate transfers on all axes."""
+    groups = grouped_by([c for c in curves if c.of_rate], lambda c: c.title).values()
+    return [group[0] for group in groups if all(c.result.verdict == TRANSFERS for c in group)]
 
 
 def finished(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
 
 from depthmup import bucket
+from depthmup.cli_flags import PROGRAMS, changed
+from depthmup.fit.table import grouped_by
+from depthmup.fit.thresholds import BOTH_SIDES
 from depthmup.names import percent
-from depthmup.report.curves import grouped_by, judge
+from depthmup.report.curves import judge, transferring
 from depthmup.report.large_run import sweep_law
 from depthmup.rules import recommended
 from depthmup.rules.batch_rules import RULES
@@ -20,8 +23,10 @@ from depthmup.settings import LEARNING_RATE, Settings, SettingsError, flat, put,
 from depthmup.train.build import config_run, optimizer_of, steps_of, task_of
 from depthmup.train.workdir import SETTINGS, WorkdirError, read_settings
 from depthmup.trials.config_study import ConfigStudy, config_study_from
+from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import score
 from depthmup.trials.store import load
+from depthmup.trials.study import Study
 from depthmup.trials.verdicts import TransferCurve
 
 NARROW = 2.0  # octaves: a predicted learning rate is taken if its 95% interval is narrower
@@ -101,6 +106,25 @@ def grow(
     return Grown(grown, {key: value for key, value in after.items() if value != before.get(key)}, notes, expected)
 
 
+def commands_to_grow(curves: Sequence[TransferCurve], study: Study, command: str) -> list[str]:
+    """What makes the largest network of a sweep at what was tuned: for each optimizer the command `grow`, or the call,
+    with the best parameterization whose learning rate transfers."""
+    best: dict[str, TransferCurve] = {}
+    for c in transferring(curves):
+        if c.axis in ("depth", "width") and not c.variant:
+            best[c.optimizer] = min(best.get(c.optimizer, c), c, key=lambda c: c.result.optima[-1].loss)
+    width, depth = max([study.width, *study.sweep.widths]), max([study.depth, *study.sweep.depths])
+    calls = []
+    for optimizer, c in best.items():
+        if isinstance(study, ModelStudy) and study.training and not study.training.optimizers[optimizer]:
+            calls.append(study.call(width, depth, {LEARNING_RATE: c.result.tuned}, optimizer, c.parameterization))
+        elif isinstance(study, ConfigStudy) and command.startswith(PROGRAMS):
+            names = {"optimizer.name": optimizer, "parameterization.name": c.parameterization}
+            flags = {f"config.{key}": name for key, name in names.items() if value_of(study.settings, key) != name}
+            calls.append(changed(command, "sweep", "grow", {**flags, "width": width, "depth": depth}))
+    return calls
+
+
 def swept_settings(settings: Settings, workdir: str | Path, given: Collection[str] = ()) -> Settings:
     """The settings of the sweep of a config in a workdir, so that a user need not give them again.
 
@@ -175,7 +199,7 @@ def _predicted(
     factor = run.factors(family_of(grown.optimizer.name))["learning_rate"] if run else 1.0
     octaves = math.log2(p.high / p.low)
     prediction = (
-        f"{p.learning_rate / factor:.3g} [{p.low / factor:.3g}, {p.high / factor:.3g}] (95%), which costs "
+        f"{p.learning_rate / factor:.3g} [{p.low / factor:.3g}, {p.high / factor:.3g}] ({BOTH_SIDES}), which costs "
         f"{percent(p.cost)} on average, {p.at_worst}"
     )
     if octaves < NARROW:

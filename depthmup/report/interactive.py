@@ -16,8 +16,8 @@ import numpy as np
 import pandas
 from markupsafe import Markup
 
+from depthmup.fit.picture import Picture
 from depthmup.report.learning_curves import LearningCurves
-from depthmup.report.panels import Picture
 from depthmup.settings import OWN, column
 from depthmup.trials.study import Study
 from depthmup.trials.verdicts import TransferCurve

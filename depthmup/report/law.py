@@ -12,7 +12,6 @@ from html import escape
 from importlib import resources
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,16 +21,17 @@ from depthmup.fit import Prediction, ScalingLaw
 from depthmup.fit.curve import POINTS, checked_curve
 from depthmup.fit.marks import Mark, paint, plain_log
 from depthmup.fit.optimum import curve_optimum
+from depthmup.fit.picture import panelled, png
 from depthmup.fit.scaling_law import LawEstimate, Rates
+from depthmup.fit.thresholds import BOTH_SIDES
 from depthmup.names import floats, plain
-from depthmup.report.drawing import STYLE, WIDTH, png
 
 PLACES = 6  # most sizes at which a part of a panel's law is computed
 TITLE = 36  # letters of a line of a panel's title
 RED = "C3"
 CAPTION = (
-    "dots: measured, with 95%; pale: measured at other sizes than the title's, and moved to them by the law; "
-    "dashed: the law, with the 95% band of a new size"
+    f"dots: measured, with {BOTH_SIDES}; pale: measured at other sizes than the title's, and moved to them by the law; "
+    f"dashed: the law, with the {BOTH_SIDES} band of a new size"
 )
 STAR = "; star: the target; dotted: the law at the target's other sizes"
 
@@ -129,7 +129,7 @@ class LargeRun:
 
     @property
     def of_exponents(self) -> str:
-        return f"octaves by which the best {_words(self.law.hyperparameter)} moves when a size doubles, 95%"
+        return f"octaves by which the best {_words(self.law.hyperparameter)} moves when a size doubles, {BOTH_SIDES}"
 
     def __str__(self) -> str:
         width = max(len(axis) for axis, _ in self.exponents)
@@ -183,18 +183,11 @@ class LargeRun:
         axes = self._panels()
         if not axes:
             return None
-        rows, columns = math.ceil(len(axes) / 2), min(2, len(axes))
-        with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(WIDTH, 2.9 * rows + 1.1), layout="constrained")
-            grid = figure.subplots(rows, columns, squeeze=False)
-            for panel in grid.flat[len(axes) :]:
-                panel.set_visible(False)
-            for panel, axis in zip(grid.flat, axes, strict=False):
+        with panelled(len(axes), CAPTION + STAR * bool(self.target), 1.1) as (figure, grid):
+            for panel, axis in zip(grid, axes, strict=True):
                 self._draw_axis(panel, *axis)
-            for panel in grid[:, 0]:
+            for panel in grid[::2]:
                 panel.set_ylabel(plain(f"best {_words(self.law.hyperparameter)}"))
-            caption = CAPTION + STAR * bool(self.target)
-            figure.supxlabel(plain(textwrap.fill(caption, 84)), fontsize=8.5, color="#57606a")
         return figure
 
     def _panels(self) -> list[tuple[str, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -18,19 +17,22 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from depthmup import cli_flags
 from depthmup.files import write_atomically
-from depthmup.fit import Drift, Optimum
-from depthmup.fit.verdict import NOTHING, UNDECIDED
-from depthmup.report import drawing, figures, interactive, large_run, panels, words
+from depthmup.fit import Drift
+from depthmup.fit.picture import Picture, draw, png
+from depthmup.fit.thresholds import BOTH_SIDES, ONE_SIDE
+from depthmup.fit.verdict import MEANINGS, NOTHING, UNDECIDED
+from depthmup.report import interactive, large_run, panels, words
 from depthmup.report.interactive import json_of
 from depthmup.report.law import question_of
 from depthmup.report.learning_curves import LearningCurves
 from depthmup.report.search import Course
-from depthmup.report.words import NONE, Cells
-from depthmup.settings import LEARNING_RATE, column
-from depthmup.trials.plan import size_keys, sizes
+from depthmup.report.tables import best_table, blocks, laws, optima_rows, rules, table
+from depthmup.settings import LEARNING_RATE
+from depthmup.trials.plan import sizes
 from depthmup.trials.study import Study, judged_name
-from depthmup.trials.verdicts import TransferCurve, best, variants
+from depthmup.trials.verdicts import TransferCurve
 
 
 class Unfinished(NamedTuple):
@@ -63,22 +65,22 @@ def write_report(
     """
     if not unfinished:
         write_atomically(workdir / "summary.json", json.dumps(summary(curves, study), indent=1))
-    pictures = list[tuple[panels.Picture, str]]()
+    pictures = list[tuple[Picture, str]]()
     data: dict[str, Any] = {"plots": {}, "written": unfinished and unfinished.at}
     if curves:
         learning = LearningCurves(workdir)
-        trials = interactive.clicked_trials(curves, study, learning, words.program(command))
+        trials = interactive.clicked_trials(curves, study, learning, cli_flags.program(command))
         drawn = list(panels.pictures(curves, learning, trials.pop("keys")))
         data |= {"plots": interactive.plots(drawn), "trials": trials}
         for picture in drawn:
-            png = b"" if unfinished else drawing.png(figures.draw(picture))  # drawing takes seconds
-            if png:
-                write_atomically(workdir / f"{picture.name}.png", png)
-            pictures.append((picture, base64.b64encode(png).decode()))
+            image = b"" if unfinished else png(draw(picture))  # drawing takes seconds
+            if image:
+                write_atomically(workdir / f"{picture.name}.png", image)
+            pictures.append((picture, base64.b64encode(image).decode()))
     html = render(
         "report.html.jinja",
         data,
-        blocks=[_block(block, None if unfinished else study, command) for block in words.blocks(curves)],
+        blocks=[_block(block, None if unfinished else study, command) for block in blocks(curves)],
         answers=[] if course or unfinished else words.bottom_line(curves),
         facts=facts(rows),
         next=_next(curves, study, command, course) if not unfinished else "",
@@ -108,7 +110,7 @@ def _next(curves: Sequence[TransferCurve], study: Study, command: str, course: C
 
 def _written(path: Path, figure: Figure) -> str:
     """The picture for a page, when it is written to a file."""
-    picture = drawing.png(figure)
+    picture = png(figure)
     write_atomically(path, picture)
     return base64.b64encode(picture).decode()
 
@@ -128,12 +130,12 @@ def _large_run(curves: Sequence[TransferCurve], rows: pandas.DataFrame, study: S
 
 def _block(block: words.Block, study: Study | None, command: str) -> dict[str, Any]:
     """The answer of one axis and hyperparameter, which the page shows first. study: None while the sweep goes on."""
-    rows = words.table(block)
+    rows = table(block)
     for c, row in zip(block, rows, strict=True):
         if c.result.verdict in (UNDECIDED, NOTHING):
             row |= {"why": c.result.reason, "decided by": words.decides([c], study, command) if study else ""}
     return {
-        "span": words.span(block),
+        "span": block[0].span,
         "sentences": words.sentences(block, study, command),
         "picture": panels.file_name("loss", block[0]),
         "table": rows,
@@ -178,112 +180,11 @@ def render(template: str, data: Mapping[str, Any], **names: Any) -> str:
         scripts=interactive.scripts(),
         # No name can end the script element that this stands in: <, > and & are written as \\u003c and so on.
         data=htmlsafe_json_dumps(json_of(data), allow_nan=False, separators=(",", ":")),
-        meanings=words.MEANINGS,
+        meanings=MEANINGS,
+        level=BOTH_SIDES,
+        one_side=ONE_SIDE,
         **names,
     )
-
-
-def rules(curves: Sequence[TransferCurve]) -> list[Cells]:
-    """A row for each curve along depth: how far each rule is off the best learning rate, in octaves: mean, largest."""
-    return [
-        {"": c.title} | {r.name: NONE if r.mean is None else f"{r.mean:.2f}, {r.worst:.2f}" for r in c.laws.rules}
-        for c in curves
-        if c.laws.rules
-    ]
-
-
-def laws(curves: Sequence[TransferCurve]) -> list[Cells]:
-    """A row for each curve: the drifts of its optimum and its edge; along depth its power law."""
-    result = []
-    for c in curves:
-        law = c.laws.power_law
-        cells = {"drift": words.drift(c.result.drift), "drift of the edge": words.drift(c.result.edge_drift)}
-        if law:
-            r2 = f"{law.r2:.3f}" if not math.isnan(law.r2) else "all optima are equal"
-            cells["power of depth"] = f"{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}]"
-            cells["R²"] = r2 + ("" if law.weighted else " (unweighted)")
-        result.append(_name(c) | cells)
-    return result
-
-
-def optima_rows(curves: Sequence[TransferCurve]) -> list[Cells]:
-    """A row for each curve and size."""
-    result = []
-    for c in curves:
-        loss = f"best {c.measure.replace('_', ' ').replace('accuracy', 'error')}"
-        for i, o in enumerate(c.result.optima):
-            regret, regret_accuracy = c.result.regret[i], c.result.regret_accuracy[i]
-            interval = "too few rates" if math.isnan(o.low) else f"[{words.rate(o.low)}, {words.rate(o.high)}]"
-            result.append(
-                {
-                    **_name(c),
-                    "size": f"{c.result.values[i]:g}",
-                    "best": words.rate(o.learning_rate) if o.learning_rate else o.reason,
-                    "interval": interval if o.learning_rate else "",
-                    "edge": _edge(o),
-                    "all seeds train up to": words.rate(o.edge.all_train) if o.edge else NONE,
-                    loss: f"{o.loss:.4f}" if o.learning_rate else NONE,
-                    "regret": "diverges or none" if regret is None else f"{regret:.4f}",
-                    "cost": str(c.result.costs[i] or NONE),
-                    "in accuracy": str(regret_accuracy or ""),
-                    "answer": c.result.answers[i],
-                }
-            )
-    return result
-
-
-def verdict_table(curves: Sequence[TransferCurve]) -> str:
-    """The verdicts as text: a block of optima and one of edges for each axis and hyperparameter."""
-    parts = []
-    for block in words.blocks(curves):
-        axis, name = block[0].axis, block[0].hyperparameter_name
-        best, edges = list[Cells](), list[Cells]()
-        for c in block:
-            drift = {"drift per doubling": words.drift(c.result.drift)}
-            cost = {"costs at most": str(c.result.cost or NONE), "verdict": c.result.verdict}
-            best.append({"": c.title} | words.best_values(c) | drift | cost)
-            if any(o.edge and o.edge.learning_rate for o in c.result.optima):
-                ends = {
-                    f"{size:g}": "none" if o.edge is None else words.rate(o.edge.learning_rate, "above")
-                    for size, o in zip(c.result.values, c.result.optima, strict=True)
-                }
-                edges.append({"": c.title} | ends | {"drift per doubling": words.drift(c.result.edge_drift)})
-        parts.append(
-            f"best {name} at {axis} (*: at the edge; none: no optimum inside the grid)\n{words.table_text(best)}"
-        )
-        if edges:
-            about = f"edge, the {name} above which training is not possible, at {axis}"
-            parts.append(
-                f"{about} (above: beyond the grid; none: no value trains every seed)\n{words.table_text(edges)}"
-            )
-    return "\n\n".join(parts)
-
-
-def rule_table(curves: Sequence[TransferCurve]) -> str:
-    """`rules` as text; "" without a curve along depth."""
-    about = "octaves between the best learning rate at a depth and what a rule makes of the smallest depth's best"
-    rows = rules(curves)
-    return f"{about}: mean, largest\n{words.table_text(rows)}" if rows else ""
-
-
-def best_table(rows: pandas.DataFrame, study: Study) -> str:
-    """The best learning rate of every optimizer, parameterization and variant at every shape, as text."""
-    measure, cells = study.sweep.judge_by, []
-    columns = [column(key) for key in size_keys(study)] or ["width", "depth"]  # the base alone is on no axis
-    for names, trials in variants(rows, study):
-        for shape, of_shape in trials.groupby(columns, sort=False):
-            rate, value = best(of_shape, measure)
-            value = 1 - value if measure.endswith("accuracy") else value
-            is_known = math.isfinite(value)
-            cells.append(
-                {
-                    "": " ".join(names).strip(),
-                    **{name: str(size) for name, size in zip(columns, shape, strict=True)},
-                    "best learning rate": words.rate(rate) if is_known else "none",
-                    f"{measure} there": f"{value:.4f}" if is_known else "",
-                }
-            )
-    return words.table_text(cells)
 
 
 def summary(curves: Sequence[TransferCurve], study: Study) -> dict[str, Any]:
@@ -323,21 +224,8 @@ def _summary_of(c: TransferCurve) -> dict[str, Any]:
     }
 
 
-def _name(c: TransferCurve) -> Cells:
-    """The first cells of a row in a table of several axes."""
-    other = "" if c.of_rate else f"{c.hyperparameter_name} over "
-    return {"": c.title, "over": f"{other}{c.axis}"}
-
-
 def _interval(drift: Drift | None) -> dict[str, Any] | None:
     return drift and _fields(drift, "octaves_per_doubling", "low", "high")
-
-
-def _edge(o: Optimum) -> str:
-    if o.edge is None or o.edge.learning_rate is None:
-        return NONE
-    interval = "" if math.isnan(o.edge.low) else f" [{words.rate(o.edge.low)}, {words.rate(o.edge.high)}]"
-    return f"{words.rate(o.edge.learning_rate)}{interval}"
 
 
 def _fields(record: object, *names: str) -> dict[str, Any]:

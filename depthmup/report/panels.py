@@ -1,77 +1,27 @@
-"""What the pictures of a sweep show, as plain data: figures.py draws it with Matplotlib, report.js with Plotly."""
+"""What the pictures of a sweep show, as the plain data that fit/picture.py and report.js draw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from matplotlib.colors import to_hex
 
-from depthmup.colors import curve_color, size_colors
-from depthmup.fit import Verdict
-from depthmup.fit.marks import FOOT, Mark, loss_marks
-from depthmup.report import words
-from depthmup.report.curves import grouped_by
+from depthmup.colors import curve_color
+from depthmup.fit.marks import Mark, loss_marks
+from depthmup.fit.picture import Line, Panel, Picture, colors_of_sizes, framed, level_of_chance, loss_picture
+from depthmup.fit.thresholds import BOTH_SIDES
 from depthmup.report.learning_curves import LearningCurves
+from depthmup.report.tables import Block, blocks
 from depthmup.settings import Quantity
 from depthmup.train.quantities import QUANTITIES
 from depthmup.trials.verdicts import TransferCurve
 
-LOSSES = {"loss": "training loss", "last_loss": "training loss (last tenth)", "mean_loss": "training loss (mean)"}
+MEASURES = {"loss": "training loss", "last_loss": "training loss (last tenth)", "mean_loss": "training loss (mean)"}
 POINTS = 200  # most points of a line over the steps of training
-
-
-class Line(NamedTuple):
-    """The marks of one size, or of one parameterization in a picture of optima.
-
-    name: the size or the parameterization; a switch of this name hides the line. label: of the legend. place: the index
-    of its color. sweep: the letter of its sweep; the lines of a sweep are dashed alike.
-    """
-
-    name: str
-    label: str
-    place: int
-    sweep: str
-    marks: list[Mark]
-
-
-class Panel(NamedTuple):
-    """One pair of axes with its lines.
-
-    names: {what it is: its name}, such as the optimizer. notes: (letter of a sweep, its verdict, the tuned value's
-    cost). level: the height of a dotted line. x, y: the ends of both axes.
-    """
-
-    names: dict[str, str]
-    notes: list[tuple[str, Verdict, str]]
-    lines: list[Line]
-    level: float | None = None
-    x: tuple[float, float] = (0.5, 2.0)
-    y: tuple[float, float] = (0.5, 2.0)
-
-
-class Picture(NamedTuple):
-    """Panels whose y is logarithmic.
-
-    name: of its file. title, caption: what it shows, and what its marks mean. x, y: titles of the axes. scale: of x.
-    lines: what a line stands for, such as "depth". colors: on white, and on black. main: whether the report shows it at
-    first. ticks: of x; if empty, the painter chooses them.
-    """
-
-    name: str
-    title: str
-    caption: str
-    x: str
-    y: str
-    scale: Literal["log", "linear"]
-    lines: str
-    colors: tuple[list[str], list[str]]
-    panels: list[Panel]
-    main: bool = False
-    ticks: Sequence[float] = ()
 
 
 def pictures(
@@ -84,40 +34,35 @@ def pictures(
       trials: keys of trials; a point names its trials by their indices in this list.
     """
     number = {key: i for i, key in enumerate(trials)}
-    for block in words.blocks(curves):
+    for block in blocks(curves):
         yield losses(block, number)
         yield optima_panels(block)
         if learning and block[0].of_rate:
             yield from _over_steps(block, learning)
 
 
-def losses(block: words.Block, number: Mapping[str, int] | None = None) -> Picture:
+def losses(block: Block, number: Mapping[str, int] | None = None) -> Picture:
     """The score against the hyperparameter: a panel for each parameterization, optimizer and variant, a line for each
     size. number: {key of a trial: its number}; None: points do not name their trials."""
     sizes, first, panels = _sizes(block), block[0], []
     for c in block:
         lines = [Line(f"{size:g}", f"{size:g}", sizes.index(size), c.sweep, _size_marks(c, size, number or {}))
                  for size in c.result.values]  # fmt: skip
-        highest = max(np.max(line.marks[0].y) for line in lines)
-        near = math.isfinite(c.chance) and highest > c.chance / 1.5  # far above all curves it would squeeze them
-        note = c.sweep, c.result.verdict, words.price(c.result)
-        panels.append(Panel(_names(c), [note], lines, c.chance if near else None))
+        note = c.sweep, c.result.verdict, c.result.price
+        panels.append(Panel(_names(c), [note], lines, level_of_chance(lines, c.chance)))
     name, measure = first.hyperparameter_name, first.measure.replace("_", " ")
-    return Picture(
+    return loss_picture(
+        f"Loss against {name} at each {_size(first)}",
+        first.axis,
+        name,
+        f"1 - {measure}" if "accuracy" in measure else MEASURES.get(first.measure, measure),
+        panels,
         name=file_name("loss", first),
-        title=f"Loss against {name} at each {_size(first)}",
-        caption=f"star: best {name}; tick below: training diverges above it; band: scatter of seeds; dotted: chance",
-        x=f"{name} at the base shape" if name == "learning rate" else name,
-        y=f"1 - {measure}" if "accuracy" in measure else LOSSES.get(first.measure, measure),
-        scale="log",
-        lines=first.axis,
-        colors=_colors(len(sizes)),
-        panels=_joined(panels, "log"),
-        main=True,
+        x=f"{name} at the base shape" * (name == "learning rate"),
     )
 
 
-def optima_panels(block: words.Block) -> Picture:
+def optima_panels(block: Block) -> Picture:
     """The optimum against the size: a panel for each optimizer and variant, a line for each parameterization.
 
     The dashed fit is the power law with its band where there are three optima, else the line of the drift.
@@ -125,21 +70,21 @@ def optima_panels(block: words.Block) -> Picture:
     places, panels, first = list(dict.fromkeys(c.parameterization for c in block)), [], block[0]
     for c in block:
         place, drift = places.index(c.parameterization), c.result.drift
-        label = ": ".join(filter(None, (c.sweep, c.parameterization, drift and words.drift(drift))))
+        label = ": ".join(filter(None, (c.sweep, c.parameterization, drift and str(drift))))
         line = Line(c.parameterization, label, place, c.sweep, _optimum_marks(c, place))
         panels.append(Panel({"optimizer": c.optimizer, "variant": c.variant}, [], [line]))
     colors = [to_hex(curve_color(i)) for i in range(len(places))]
     return Picture(
         name=file_name("optimum", first),
         title=f"Best {first.hyperparameter_name} against {first.axis_name}",
-        caption="bars: 95%; dashed: fit with its 95% band, and the octaves by which it moves when the size doubles; "
-        "dotted: training diverges above it; x: no best value",
+        caption=f"bars: {BOTH_SIDES}; dashed: fit with its {BOTH_SIDES} band, and the octaves by which it moves when "
+        "the size doubles; dotted: training diverges above it; x: no best value",
         x=first.axis_name,
         y=f"best {first.hyperparameter_name}",
         scale="log",
         lines="parameterization",
         colors=(colors, colors),
-        panels=_joined(panels, "log"),
+        panels=framed(panels, "log"),
         ticks=_sizes(block),
     )
 
@@ -150,30 +95,32 @@ def file_name(kind: Literal["loss", "optimum"], c: TransferCurve) -> str:
     return f"{kind}_over_{c.axis}{other}"
 
 
-def _over_steps(block: words.Block, learning: LearningCurves) -> Iterator[Picture]:
+def _over_steps(block: Block, learning: LearningCurves) -> Iterator[Picture]:
     """The training loss, and each quantity that was measured, over steps, at the smallest size's best learning rate."""
     axis, at = block[0].axis, f"at each {_size(block[0])}, with the smallest one's best learning rate"
     title = f"Training loss {at}"
-    yield from _lines(block, f"curves_over_{axis}", title, "training loss", partial(_loss, learning))
+    yield from over_training(block, f"curves_over_{axis}", title, "training loss", partial(_loss, learning))
     for quantity, quantified in QUANTITIES.items():
         if quantity in learning.quantities:
             label, mark = quantified.label, partial(_measured, learning, quantity)
             title = f"{label[0].upper()}{label[1:]} {at}"
             level = _stability if quantity == "sharpness" else lambda c: None
-            yield from _lines(block, f"{quantity}_over_{axis}", title, label, mark, level)
+            yield from over_training(block, f"{quantity}_over_{axis}", title, label, mark, level)
 
 
-def _lines(
+def over_training(
     curves: Sequence[TransferCurve],
     name: str,
     title: str,
     y: str,
     mark: Callable[[TransferCurve, float], Mark | None],
     level: Callable[[TransferCurve], float | None] = lambda c: None,
+    x: str = "step",
 ) -> Iterator[Picture]:
     """A picture over steps with a panel for each curve and a line for each size, unless it would have no line.
 
-    mark: what is drawn of a curve at a size, if anything. level: the height of a panel's dotted line, if it has one.
+    mark: what is drawn of a curve at a size, if anything. level: the height of a panel's dotted line, if it has one. x:
+    what steps are counted in.
     """
     sizes, panels = _sizes(curves), []
     for c in curves:
@@ -181,8 +128,8 @@ def _lines(
         lines = [Line(f"{size:g}", f"{size:g}", sizes.index(size), "", [m]) for size, m in marks if m and len(m.x)]
         panels.append(Panel(_names(c), [], lines, level(c) if lines else None))
     if any(panel.lines for panel in panels):
-        caption, panels = "no line: its training diverges, or there is no best learning rate", _joined(panels, "linear")
-        yield Picture(name, title, caption, "step", y, "linear", curves[0].axis, _colors(len(sizes)), panels)
+        caption, panels = "no line: its training diverges, or there is no best learning rate", framed(panels, "linear")
+        yield Picture(name, title, caption, x, y, "linear", curves[0].axis, colors_of_sizes(len(sizes)), panels)
 
 
 def _loss(learning: LearningCurves, c: TransferCurve, size: float) -> Mark | None:
@@ -266,35 +213,6 @@ def _optimum_marks(c: TransferCurve, place: int) -> list[Mark]:
     return marks
 
 
-def _joined(panels: Iterable[Panel], scale: Literal["log", "linear"]) -> list[Panel]:
-    """Panels of the same names as one. Panels of one optimizer get the same ends of axes. scale: of x."""
-    joined = []
-    for same in grouped_by(panels, lambda panel: tuple(panel.names.values())).values():
-        notes, lines = [note for p in same for note in p.notes], [line for p in same for line in p.lines]
-        joined.append(Panel(same[0].names, notes, lines, next((p.level for p in same if p.level), None)))
-    framed = []
-    for panel in joined:
-        beside = [p for p in joined if p.names["optimizer"] == panel.names["optimizer"]]
-        marks = [mark for p in beside for line in p.lines for mark in line.marks if mark.kind not in (*FOOT, "band")]
-        heights = [part for mark in marks for part in (mark.y, mark.low, mark.high)]
-        levels = [[p.level] for p in beside if p.level]
-        x, y = _ends([mark.x for mark in marks], scale == "log"), _ends([*heights, *levels], log=True)
-        framed.append(panel._replace(x=x, y=y))
-    return framed
-
-
-def _ends(lists: Iterable[Any], log: bool) -> tuple[float, float]:
-    """The smallest and the largest of some lists of numbers, with a margin."""
-    numbers = np.concatenate([[], *(np.asarray(values, float) for values in lists)])
-    numbers = numbers[np.isfinite(numbers) & (numbers > 0 if log else True)]
-    if not numbers.size:
-        return 0.5, 2.0
-    ends = np.array([numbers.min(), numbers.max()])
-    low, high = (np.log2(ends) if log else ends).tolist()
-    margin = 0.05 * (high - low) or 0.5
-    return (2 ** (low - margin), 2 ** (high + margin)) if log else (low - margin, high + margin)
-
-
 def _names(c: TransferCurve) -> dict[str, str]:
     return {"parameterization": c.parameterization, "optimizer": c.optimizer, "variant": c.variant}
 
@@ -305,9 +223,3 @@ def _size(c: TransferCurve) -> str:
 
 def _sizes(curves: Sequence[TransferCurve]) -> list[float]:
     return sorted({size for c in curves for size in c.result.values})
-
-
-def _colors(count: int) -> tuple[list[str], list[str]]:
-    """The colors of this many sizes, on white and on black."""
-    on_white, on_black = size_colors(count), size_colors(count, "black")
-    return [to_hex(color) for color in on_white], [to_hex(color) for color in on_black]

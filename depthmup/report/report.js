@@ -1,4 +1,4 @@
-// Draws the plots of a page with Plotly from the JSON in #data, whose content panels.py and interactive.py explain.
+// Draws the plots of a page with Plotly from the JSON in #data, whose content fit/picture.py and interactive.py explain.
 // Names of the user are written as text, never as HTML, and never into a plot.
 "use strict";
 (() => {
@@ -68,7 +68,7 @@
     return { ...layoutOf(...axes), shapes: level ? [shape] : [] };
   };
 
-  // How Plotly draws the kinds of marks; depthmup/fit/picture.py has the same for Matplotlib.
+  // How Plotly draws the kinds of marks; depthmup/fit/marks.py has the same for Matplotlib.
   const SYMBOLS = ["circle", "square", "diamond", "triangle-down", "triangle-up", "pentagon", "star"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"]; // of sweeps
   const STYLES = {

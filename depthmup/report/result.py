@@ -12,10 +12,13 @@ from markupsafe import escape
 from matplotlib.figure import Figure
 
 from depthmup.fit import MARGIN, Prediction, ScalingLaw
+from depthmup.fit.picture import draw, png
+from depthmup.fit.table import grouped_by
 from depthmup.names import unknown
-from depthmup.report import drawing, figures, page, words
-from depthmup.report.curves import grouped_by, judge
+from depthmup.report import page, panels, words
+from depthmup.report.curves import judge
 from depthmup.report.large_run import sweep_law
+from depthmup.report.tables import best_table
 from depthmup.trials.study import Study
 from depthmup.trials.table_study import TableStudy
 from depthmup.trials.verdicts import TransferCurve
@@ -82,7 +85,7 @@ class SweepResult:
     def __str__(self) -> str:
         if self.prediction:
             return "\n".join(filter(None, (str(self.prediction), self.note)))
-        conclusion = words.conclusion(self.curves, self.study) or page.best_table(self.rows, self.study)
+        conclusion = words.conclusion(self.curves, self.study) or best_table(self.rows, self.study)
         return "\n".join(filter(None, (conclusion, self.note)))
 
     def plot(self, path: str | Path | None = None, axis: str | None = None) -> Figure | None:
@@ -101,9 +104,9 @@ class SweepResult:
         chosen = axis or next(iter(axes))
         if chosen not in axes:
             raise unknown("axis of this sweep", chosen, axes)
-        figure = figures.loss_figure(axes[chosen])
-        if path is not None and figure is not None:
-            Path(path).write_bytes(drawing.png(figure))
+        figure = draw(panels.losses(axes[chosen]))
+        if path is not None:
+            Path(path).write_bytes(png(figure))
         return figure
 
     def report(self, folder: str | Path | None = None) -> Path:
@@ -124,7 +127,7 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         figure = self.plot()
-        picture = base64.b64encode(drawing.png(figure)).decode() if figure else ""
+        picture = base64.b64encode(png(figure)).decode() if figure else ""
         image = f'<img alt="loss against learning rate" src="data:image/png;base64,{picture}">' if picture else ""
         return f"<pre>{escape(str(self))}</pre>{image}"
 

@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from depthmup.fit.marks import plain_log
+from depthmup.fit.picture import STYLE, WIDTH
+from depthmup.fit.thresholds import BOTH_SIDES, ONE_SIDE
 from depthmup.names import percent
-from depthmup.report.drawing import STYLE, WIDTH
 from depthmup.report.law import RED
-from depthmup.report.words import Cells
+from depthmup.report.tables import Cells
 from depthmup.trials.choices import Answer
 from depthmup.trials.study import Size
 
@@ -42,9 +43,9 @@ class Course(NamedTuple):
             rates.fill_between(self.spent, low, high, alpha=0.2, lw=0, color="C0")
             rates.plot(self.spent, rate, ".-", color="C0")
             rates.set_yscale("log")
-            rates.set_title(f"{self.searched} of the target, 95%")
+            rates.set_title(f"{self.searched} of the target, {BOTH_SIDES}")
             plain_log(rates.yaxis)
-            costs.plot(self.spent, worst, ".-", color=RED, label="97.5%")
+            costs.plot(self.spent, worst, ".-", color=RED, label=ONE_SIDE)
             costs.plot(self.spent, cost, ".-", color="C0", label="on average")
             costs.axhline(self.tolerance, ls=":", lw=1, color="black", label="tolerance")
             costs.set_yscale("log")

@@ -25,9 +25,8 @@ from depthmup.train.checkpoint import FOLDER, METRIC, Checkpoints, check_place
 from depthmup.train.chips import chip_of
 from depthmup.train.devices import BatchOverDevices, StateOverDevices, check_mesh
 from depthmup.train.divergence import NEVER, finite
-from depthmup.train.drive import Hooks, drive
 from depthmup.train.log import RunLog
-from depthmup.train.loop import TrialLoop, stretch_ends
+from depthmup.train.loop import Hooks, TrialLoop, drive, stretch_ends
 from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop
 from depthmup.train.workdir import Workdir, WorkdirError

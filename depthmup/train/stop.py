@@ -32,6 +32,11 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    def check(self, where: str) -> None:
+        """Raises Stopped if there is a request. where: in the training, which keeps what is finished."""
+        if self.requested:
+            raise Stopped(self.requested, f"{where}: {GOES_ON}")
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt

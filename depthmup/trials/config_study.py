@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -216,6 +217,11 @@ class ConfigStudy(Study):
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ConfigStudy:
         settings = dataclasses.replace(self.settings, sweep=of_sizes(self.sweep, sizes))
         return ConfigStudy(settings, self.classes, self.target, self.searched)
+
+    def in_words(self, changes: Mapping[str, Any], flags: bool) -> str:
+        if flags:
+            return shlex.join(f"--config.sweep.{key}={value}" for key, value in changes.items())
+        return "; ".join(f"config.sweep.{key} = {value!r}" for key, value in changes.items())
 
     def command(self, swept: Collection[str]) -> list[str]:
         """The flags that make the shipped default config of a family that of a trial, apart from what is swept."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -19,15 +20,16 @@ from depthmup.train.checkpoint import check_place
 from depthmup.train.devices import check_sets
 from depthmup.train.stop import Stop
 from depthmup.trials.adaptive import Search
+from depthmup.trials.claims import Claims, OneProcess
 from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.estimate import Estimator, at_once
-from depthmup.trials.group import CACHE, UNFINISHED, Runner, compiled_in
-from depthmup.trials.plan import Group, by_program, grid_trials, grouped, has_grid, missing, part, trial_count
+from depthmup.trials.group import CACHE, UNFINISHED, GroupCheckpoints, Runner, compiled_in
+from depthmup.trials.plan import Group, Program, by_program, grid_trials, grouped, has_grid, missing, part, trial_count
 from depthmup.trials.progress import Progress, about
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Row, Study, Trial
 from depthmup.trials.until import decide, most
-from depthmup.trials.workers import RETRIES, Calls, Here, Pool, Workers, check_executor
+from depthmup.trials.workers import RETRIES, WAIT, Add, Calls, Pool, check_executor
 
 MOST_PARTS = 1_000_000
 
@@ -166,6 +168,67 @@ def _checked_points(plan: Sequence[Trial]) -> list[Trial]:
     for point in {trial.point.program: trial.point for trial in plan}.values():
         point.check()
     return list(plan)
+
+
+class Workers(Protocol):
+    """Who trains: this process, or those of an executor. measures: whether steps may be timed here beforehand."""
+
+    measures: bool
+
+    def at_once(self, first: Mapping[Program, Trial]) -> Callable[[Program], int]:
+        """A function: program -> the largest number of its trials in a group. first: a trial of each program."""
+
+    def train(self, todo: Sequence[Group], add: Add) -> None:
+        """Train some of the groups, the first before the others: until some are added, or a moment has passed.
+
+        Raises Stopped when asked to stop.
+        """
+
+    def alone(self) -> bool:
+        """Whether no other process uses the workdir."""
+
+    def close(self) -> None: ...
+
+
+class Here:
+    """This process. Others may share the workdir: each takes groups that no other is at."""
+
+    measures = True
+
+    def __init__(
+        self, store: Store, progress: Progress, stop: Stop, study: Study, workdir: Path, runner: Runner
+    ) -> None:
+        self._store, self._progress, self._stop = store, progress, stop
+        self._study, self._workdir, self._runner = study, workdir, runner
+        self._claims = OneProcess(store) if bucket.in_bucket(workdir) else Claims(store, workdir)
+        self.alone, self.close = self._claims.alone, self._claims.close
+
+    def at_once(self, first: Mapping[Program, Trial]) -> Callable[[Program], int]:
+        return lambda program: at_once(self._study, first[program])
+
+    def train(self, todo: Sequence[Group], add: Add) -> None:
+        self._stop.check("before the next group")
+        taken = self._claims.take(todo)
+        left = missing(todo, self._store.rows)
+        self._progress.only({group.name for group in left})
+        if not taken:
+            if left:
+                self._progress.note(f"another process is at what is left, {len(left)} groups; waiting for it")
+                time.sleep(WAIT)
+            return
+        planned, group = taken
+        say = functools.partial(self._progress.running, planned.name, str(group))
+        say(0.0)
+        with contextlib.ExitStack() as stack:
+            checkpoints = None
+            if group.study.checkpoint.every.unit != "never":
+                checkpoints = GroupCheckpoints(self._workdir / UNFINISHED, group, self._progress.say, self._store.check)
+                stack.callback(checkpoints.close)
+            add(planned, self._runner.train_in_memory(group, self._progress.say, say, checkpoints, self._stop))
+            self._claims.release(group)
+            if checkpoints:
+                checkpoints.remove()
+        self._stop.check(f"after {group}")
 
 
 @dataclasses.dataclass

@@ -21,8 +21,7 @@ from depthmup.rules.specs import PyTree
 from depthmup.settings import ParallelSettings, SettingsError
 from depthmup.train.checkpoint import Checkpoints
 from depthmup.train.devices import Placement, StateOverDevices, TrialsOverDevices
-from depthmup.train.drive import Hooks, drive
-from depthmup.train.loop import TrialLoop, stretch_ends
+from depthmup.train.loop import Hooks, TrialLoop, drive, stretch_ends
 from depthmup.train.step import Hyper
 from depthmup.train.stop import Stop
 from depthmup.train.workdir import WorkdirError

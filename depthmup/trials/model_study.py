@@ -406,6 +406,27 @@ class ModelStudy(Study):
         losses = [loss for loss in losses if math.isfinite(loss)]
         return float(np.median(losses)) if losses else math.inf
 
+    def in_words(self, changes: Mapping[str, Any], flags: bool) -> str:
+        """Arguments of m.sweep."""
+        words = []
+        for key, value in changes.items():
+            if isinstance(value, tuple):
+                low, high, step = *value, 1 / self.sweep.per_octave
+                words.append(f"learning_rates=2.0 ** numpy.arange({low:g}, {high:g} + .01, {step:.4g})")
+            else:
+                words.append(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}")
+        return ", ".join(words)
+
+    def call(
+        self, width: int, depth: int, values: Mapping[str, Any], optimizer: str, parameterization: str = ""
+    ) -> str:
+        """The call that makes the optimizer of another shape, with these values of hyperparameters, {key: value}."""
+        first = self.sweep.parameterizations[0]
+        under = "" if parameterization in ("", first) else f'.under("{parameterization}")'
+        others = [f", {column(key)}={value:.3g}" for key, value in values.items() if key != LEARNING_RATE]
+        rate = f"{values[LEARNING_RATE]:.3g}"
+        return f'm{under}.at({width}, {depth}).optimizer("{optimizer}", {rate}{"".join(others)})'
+
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> ModelStudy:
         runs = tuple(size for size in self.runs if self._compute(size) in sizes.get("compute", ()))
         durations = tuple(sizes.get("steps", ()))

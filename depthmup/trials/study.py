@@ -263,6 +263,11 @@ class Study(abc.ABC):
     def sized(self, sizes: Mapping[str, Sequence[Any]]) -> Study:
         """The same study at these sizes of each axis alone."""
 
+    def in_words(self, changes: Mapping[str, Any], flags: bool) -> str:
+        """Other values of settings of the sweep, {key: value}, as arguments of the call that trained it, or as flags of
+        the command; "" for rows that were trained elsewhere."""
+        return ""
+
     def command(self, swept: Collection[str]) -> list[str]:
         """The flags of main.py that train one trial, but for those of the swept keys; [] if none do."""
         return []

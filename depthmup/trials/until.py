@@ -126,3 +126,26 @@ def most(study: Study) -> int:
         more = 2 * WIDER * study.sweep.per_octave + (looks(study) - 1) * len(list(sizes(study)))
     whole = (planned // study.sweep.seeds + more * len(combinations(study))) * seed_stages(study)[-1]
     return min(study.sweep.max_trials, whole - (0 if study.sweep.adaptive else planned))
+
+
+def deciding(undecided: Sequence[TransferCurve], study: Study) -> dict[str, Any]:
+    """{key of the sweep's settings: its new value} that decide these curves; {} if their needs name none."""
+    sweep, wider = study.sweep, dict[str, set[str]]()
+    needs = [(c, need) for c in undecided for need in c.result.needs]
+    for c, need in needs:
+        if need.kind in ("lower", "higher") and c.of_rate and has_grid(study):
+            wider.setdefault(c.optimizer, set()).add(need.kind)
+    seeds = [need.seeds for _, need in needs if need.kind in ("seeds", "finer")]
+    if not seeds and not wider:
+        return {}
+    most_seeds = sweep.max_seeds * (2 if sweep.until == "decided" else 1)
+    while most_seeds < max(seeds, default=0):
+        most_seeds *= 2
+    more: dict[str, Any] = {"max_seeds": most_seeds} if seeds and most_seeds > sweep.max_seeds else {}
+    if sweep.until == "planned":  # a sweep until its verdicts are decided adds seeds and rates by itself
+        return {**({"seeds": 3} if sweep.seeds == 1 else {}), "until": "decided", **more}
+    for optimizer, kinds in wider.items():
+        low, high = sweep.log2_learning_rates[optimizer]
+        ends = low - WIDER * ("lower" in kinds), high + WIDER * ("higher" in kinds)
+        more[f"log2_learning_rates.{optimizer}"] = ends
+    return more

@@ -91,6 +91,12 @@ class TransferCurve:
         """The hyperparameter as a text shows it: "learning rate"."""
         return self.hyperparameter.replace("_", " ")
 
+    @property
+    def span(self) -> str:
+        """The ends of the axis, after the name of a hyperparameter other than the learning rate."""
+        other = "" if self.of_rate else f"{self.hyperparameter_name}, "
+        return f"{other}{self.axis_name} {self.result.values[0]:g} to {self.result.values[-1]:g}"
+
     def at(self, size: float) -> pandas.DataFrame:
         """The trials of one size."""
         return self.trials[self.trials[self.axis] == size]

@@ -1,13 +1,9 @@
-"""Who trains the groups of a sweep: this process, perhaps beside others that share its folder, or an executor."""
+"""The workers of an executor, which train the groups of a sweep in the place of this process."""
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import collections
-import contextlib
-import functools
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -15,20 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from depthmup import bucket
-from depthmup.interrupt import GOES_ON, KEPT
+from depthmup.interrupt import KEPT
 from depthmup.settings import SettingsError
-from depthmup.train.stop import Stop, Stopped
-from depthmup.trials.claims import Claims, OneProcess, first_free
-from depthmup.trials.estimate import at_once
-from depthmup.trials.group import UNFINISHED, GroupCheckpoints, OutOfMemory, Runner
-from depthmup.trials.plan import Group, Program, missing
+from depthmup.train.stop import Stop
+from depthmup.trials.claims import first_free
+from depthmup.trials.group import OutOfMemory
+from depthmup.trials.plan import Group, Program
 from depthmup.trials.progress import Progress
 from depthmup.trials.remote import SENT, Failure, most_at_once, pack, time_group, train_group, words_of, work
 from depthmup.trials.seconds import Timing
 from depthmup.trials.store import Finished, Store
 from depthmup.trials.study import Study, Trial
 
-WAIT = 0.5  # seconds between two looks at requests to stop and at the work of other processes
+WAIT = 0.5  # seconds between two looks at requests to stop and at the work of others
 RETRIES = 2
 ERRORS = {"input": SettingsError, "memory": OutOfMemory, "code": RuntimeError}  # of the kinds of failures
 Add = Callable[[Group, Sequence[Finished]], None]  # stores the rows of a group
@@ -36,83 +31,6 @@ Add = Callable[[Group, Sequence[Finished]], None]  # stores the rows of a group
 
 class WorkersLost(RuntimeError):
     """The workers of an executor are gone. The message says what is kept and how to go on."""
-
-
-class Workers(abc.ABC):
-    """What the engine asks of who trains. measures: whether steps may be timed in this process beforehand."""
-
-    measures: bool
-
-    def __init__(self, store: Store, progress: Progress, stop: Stop) -> None:
-        self._store, self._progress, self._stop = store, progress, stop
-
-    @abc.abstractmethod
-    def at_once(self, first: Mapping[Program, Trial]) -> Callable[[Program], int]:
-        """A function: program -> the largest number of its trials in a group. first: a trial of each program."""
-
-    @abc.abstractmethod
-    def train(self, todo: Sequence[Group], add: Add) -> None:
-        """Train some of the groups, the first before the others: until some are added, or a moment has passed.
-
-        Raises Stopped when asked to stop.
-        """
-
-    def alone(self) -> bool:
-        """Whether no other process uses the workdir."""
-        return True
-
-    @abc.abstractmethod
-    def close(self) -> None: ...
-
-    def _stop_if_asked(self, where: str = "") -> None:
-        if self._stop.requested:
-            raise Stopped(self._stop.requested, f"{where}: {GOES_ON}".lstrip(": "))
-
-
-class Here(Workers):
-    """This process. Others may share the workdir: each takes groups that no other is at."""
-
-    measures = True
-
-    def __init__(
-        self, store: Store, progress: Progress, stop: Stop, study: Study, workdir: Path, runner: Runner
-    ) -> None:
-        super().__init__(store, progress, stop)
-        self._study, self._workdir, self._runner = study, workdir, runner
-        self._claims = OneProcess(store) if bucket.in_bucket(workdir) else Claims(store, workdir)
-
-    def at_once(self, first: Mapping[Program, Trial]) -> Callable[[Program], int]:
-        return lambda program: at_once(self._study, first[program])
-
-    def train(self, todo: Sequence[Group], add: Add) -> None:
-        self._stop_if_asked("before the next group")
-        taken = self._claims.take(todo)
-        left = missing(todo, self._store.rows)
-        self._progress.only({group.name for group in left})
-        if not taken:
-            if left:
-                self._progress.note(f"another process is at what is left, {len(left)} groups; waiting for it")
-                time.sleep(WAIT)
-            return
-        planned, group = taken
-        say = functools.partial(self._progress.running, planned.name, str(group))
-        say(0.0)
-        with contextlib.ExitStack() as stack:
-            checkpoints = None
-            if group.study.checkpoint.every.unit != "never":
-                checkpoints = GroupCheckpoints(self._workdir / UNFINISHED, group, self._progress.say, self._store.check)
-                stack.callback(checkpoints.close)
-            add(planned, self._runner.train_in_memory(group, self._progress.say, say, checkpoints, self._stop))
-            self._claims.release(group)
-            if checkpoints:
-                checkpoints.remove()
-        self._stop_if_asked(f"after {group}")
-
-    def alone(self) -> bool:
-        return self._claims.alone()
-
-    def close(self) -> None:
-        self._claims.close()
 
 
 class _Call(NamedTuple):
@@ -198,14 +116,13 @@ class Calls:
             self._say(f"{text}; it is submitted again")
 
 
-class Pool(Workers):
-    """An executor's workers. This process alone writes the workdir."""
+class Pool:
+    """`Workers` of the engine: those of an executor. This process alone writes the workdir."""
 
     measures = False
 
     def __init__(self, store: Store, progress: Progress, stop: Stop, calls: Calls) -> None:
-        super().__init__(store, progress, stop)
-        self._calls = calls
+        self._store, self._progress, self._stop, self._calls = store, progress, stop, calls
 
     def at_once(self, first: Mapping[Program, Trial]) -> Callable[[Program], int]:
         def call(program: Program) -> _Call:
@@ -214,7 +131,7 @@ class Pool(Workers):
         every = dict[Program, int]()
 
         def most(program: Program) -> int:
-            self._calls.collect(every, first, call, lambda: self._stop_if_asked("before the first group"))
+            self._calls.collect(every, first, call, lambda: self._stop.check("before the first group"))
             return every[program]
 
         return most
@@ -230,7 +147,10 @@ class Pool(Workers):
         for name, finished in self._calls.results(groups, call).items():
             add(groups[name], finished)
         self._progress.elsewhere(self._calls.running)
-        self._stop_if_asked("while workers train; what they have not finished is given up")
+        self._stop.check("while workers train; what they have not finished is given up")
+
+    def alone(self) -> bool:
+        return True
 
     def close(self) -> None:
         self._calls.close()

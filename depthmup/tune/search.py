@@ -21,23 +21,24 @@ import numpy as np
 import pandas
 
 from depthmup import bucket, fit
+from depthmup.cli_flags import changed
 from depthmup.fit import Prediction
 from depthmup.fit.curve import POINTS
 from depthmup.fit.law_rows import DIGITS, LEAST
-from depthmup.interrupt import GOES_ON
 from depthmup.names import percent
 from depthmup.report import page
 from depthmup.report.curves import judge
 from depthmup.report.large_run import SweepLaw, sweep_law
 from depthmup.report.result import SweepResult
 from depthmup.report.search import Course
-from depthmup.report.words import train_target
-from depthmup.settings import LEARNING_RATE, column
+from depthmup.settings import LEARNING_RATE, column, flat
 from depthmup.train.stop import Stop, Stopped
 from depthmup.trials.choices import Answer, Choice, Choices
+from depthmup.trials.config_study import ConfigStudy
 from depthmup.trials.engine import train
 from depthmup.trials.estimate import duration
 from depthmup.trials.group import CACHE, OutOfMemory, compiled_in
+from depthmup.trials.model_study import ModelStudy
 from depthmup.trials.plan import score
 from depthmup.trials.progress import about
 from depthmup.trials.seconds import Seconds, Timing, shape_of
@@ -575,8 +576,7 @@ class Tuning:
         self.used = list(dict.fromkeys((*self.used, *sizes)))
 
     def _stop_if_asked(self) -> None:
-        if self._stop.requested:
-            raise Stopped(self._stop.requested, f"between two sizes: {GOES_ON}")
+        self._stop.check("between two sizes")
 
     # What is said
 
@@ -615,8 +615,17 @@ class Tuning:
         )
 
     def _next(self, p: Prediction) -> str:
-        """What trains the target."""
-        return train_target(self.study, p, self._values(p), self._command)
+        """The command, or the call, that trains the target."""
+        study, values, size = self.study, self._values(p), Size(**self.target)
+        optimizer = study.sweep.optimizers[0]
+        if isinstance(study, ModelStudy):
+            return study.call(size.width, size.depth, values, optimizer)
+        assert isinstance(study, ConfigStudy)
+        tuned = flat(study.settings)
+        target = flat(study.point_at(size, optimizer, study.sweep.parameterizations[0]).settings)
+        flags = {f"config.{key}": value for key, value in target.items() if value != tuned[key]}
+        flags |= {f"config.{key}": f"{value:.4g}" for key, value in values.items()}
+        return changed(self._command, "tune", "train", {**flags, "expect": f"{p.loss_low:.4g},{p.loss_high:.4g}"})
 
     def _values(self, p: Prediction) -> dict[str, float]:
         """{key: value} of what was tuned for the target, by this search and by the one before."""

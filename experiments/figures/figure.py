@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from depthmup.files import write_atomically
 from depthmup.fit import VERDICTS, Transfer, transfer
 from depthmup.fit.curve import BANDWIDTH
+from depthmup.fit.picture import draw, png
 from depthmup.fit.verdict import MOST_SEEDS
-from depthmup.report import drawing, figures
+from depthmup.report.panels import losses
 from depthmup.settings import Judged
 from depthmup.trials.verdicts import TransferCurve
 from experiments.output import UNDECIDED, Interval, combined, decided, markdown
@@ -252,14 +253,13 @@ def best_losses(result: Transfer, i: int) -> np.ndarray:
 
 def loss_pictures(curves: Mapping[str, Sequence[TransferCurve]]) -> dict[str, Figure]:
     """{name of a picture: the loss against the hyperparameter, a line for each size}. curves: {name: those drawn}."""
-    drawn = {name: figures.loss_figure(chosen) for name, chosen in curves.items()}
-    return {name: figure for name, figure in drawn.items() if figure}
+    return {name: draw(losses(chosen)) for name, chosen in curves.items() if chosen}
 
 
 def save(folder: Path, pictures: Mapping[str, Figure]) -> None:
     """Write each picture to NAME.png in the folder, with the pixels of dense screens."""
     for name, picture in pictures.items():
-        write_atomically(folder / f"{name}.png", drawing.png(picture, dpi=240))
+        write_atomically(folder / f"{name}.png", png(picture, dpi=240))
 
 
 def panels(

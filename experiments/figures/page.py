@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from depthmup.models.stack import natural
-from depthmup.report.page import verdict_table
+from depthmup.report.tables import verdict_table
 from depthmup.settings import from_config
 from experiments import paper_a, paper_b, published
 from experiments.figures.figure import Experiment, Outcome, Paper, Sweeps

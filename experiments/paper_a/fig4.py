@@ -23,15 +23,17 @@ optimum cannot be followed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from depthmup.fit.marks import Mark
+from depthmup.fit.picture import draw
+from depthmup.report.panels import over_training
 from depthmup.trials.verdicts import TransferCurve
-from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, panels, says
+from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, says
 from experiments.output import decided
 from experiments.paper_a import fig1
 from experiments.published import SCALE, STRETCHES
@@ -96,18 +98,21 @@ def outcome(sweeps: Sweeps) -> Outcome:
     return Outcome.of(parts, "\n".join([curve_table(labels), "", *lines]))
 
 
-def draw_losses(c: TransferCurve, size: str, panel: Axes) -> None:
-    """The training loss over time at every size, with the smallest one's best learning rate."""
-    for value, losses in losses_over_time(c).items():
-        panel.plot((np.arange(STRETCHES) + 0.5) / STRETCHES, losses, label=f"{size} {value:g}", lw=1.4)
+def dynamics(curves: Sequence[TransferCurve], name: str) -> dict[str, Figure]:
+    """{name: the training loss over time at every size, with the smallest one's best learning rate}."""
+    losses, times = {c: losses_over_time(c) for c in curves}, (np.arange(STRETCHES) + 0.5) / STRETCHES
+
+    def mark(c: TransferCurve, size: float) -> Mark | None:
+        return Mark("line", times, losses[c][size]) if size in losses[c] else None
+
+    title = "Training loss at each depth, with the smallest one's best learning rate"
+    drawn = over_training(curves, name, title, "training loss", mark, x="share of the training")
+    return {picture.name: draw(picture) for picture in drawn}
 
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
-    curves = (curve(sweeps, "simple_resnet", name) for name in ("sp", "mup", "depth_mup"))
-    draw = {c.name: functools.partial(draw_losses, c, "depth") for c in curves}
-    title = "Training loss at every depth with the best learning rate of depth 3 (missing: diverged)"
-    dynamics = panels(draw, "epochs", "training loss", title, size=(10.5, 3.8))
-    return loss_pictures({f"fig4_{name}": sweeps[name].curves for name in SWEPT}) | {"fig4_dynamics": dynamics}
+    curves = [curve(sweeps, "simple_resnet", name) for name in ("sp", "mup", "depth_mup")]
+    return loss_pictures({f"fig4_{name}": sweeps[name].curves for name in SWEPT}) | dynamics(curves, "fig4_dynamics")
 
 
 EXPERIMENT = Experiment(

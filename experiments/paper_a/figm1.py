@@ -21,7 +21,6 @@ Prediction, written before them: both transfer. Outcome: both do, at .5% [.0, 1.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -31,10 +30,10 @@ import pandas
 from matplotlib.figure import Figure
 
 from depthmup.fit.transfer import nearest_point
-from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, panels, says
+from experiments.figures.figure import Experiment, Outcome, Sweeps, curve, curve_table, loss_pictures, says
 from experiments.output import Interval, decided, markdown, paired
 from experiments.paper_a import fig2
-from experiments.paper_a.fig4 import draw_losses
+from experiments.paper_a.fig4 import dynamics
 from experiments.published import STRETCHES
 
 NAMES = ("depth_mup", "depth_ode")
@@ -109,10 +108,7 @@ def outcome(sweeps: Sweeps) -> Outcome:
 
 def pictures(sweeps: Sweeps) -> Mapping[str, Figure]:
     curves = sweeps["zero_init"].curves
-    draw = {c.parameterization: functools.partial(draw_losses, c, "n =") for c in curves}
-    title = "Training loss at every depth with the best learning rate of n = 1"
-    dynamics = panels(draw, "share of the training", "training loss", title)
-    return loss_pictures({"figm1": curves}) | {"figm1_dynamics": dynamics}
+    return loss_pictures({"figm1": curves}) | dynamics(curves, "figm1_dynamics")
 
 
 EXPERIMENT = Experiment(

@@ -12,6 +12,7 @@ import pandas
 from matplotlib.figure import Figure
 
 from depthmup.fit import PowerLaw, Transfer, chain_path_sum, power_law, transfer
+from depthmup.fit.marks import Mark, paint
 from depthmup.fit.verdict import UNLEARNED
 from depthmup.models import MODELS
 from depthmup.settings import Settings
@@ -239,24 +240,22 @@ def pictures(results: Mapping[str, Transfer], title: str) -> Figure:
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     panel = figure.subplots()
     for place, (name, result) in enumerate(results.items()):
-        color, law = f"C{place}", of_optima(result)
+        law = of_optima(result)
         sizes = zip(result.values, result.optima, result.learning_rates, strict=True)
         kept = [at for at, rate in zip(sizes, best_rates(result), strict=True) if rate]
         if not kept:
             continue
         depths, rates = np.array([(d, o.learning_rate) for d, o, _ in kept]).T
         low, high = np.array([np.clip([o.low, o.high], min(trained), max(trained)) for _, o, trained in kept]).T
-        bars = np.maximum(np.nan_to_num([rates - low, high - rates]), 0)
-        label = f"{name}: {text(law)}" if law else name
-        panel.errorbar(depths, rates, bars, fmt="o", ms=4, color=color, capsize=3, lw=0.8, label=label)
+        marks = [Mark("optima", depths, rates, np.fmin(low, rates), np.fmax(high, rates))]
         if law:
-            panel.plot(depths, law(depths), "--", color=color, lw=1)
-            panel.fill_between(depths, *law.band(depths), color=color, alpha=0.12, lw=0)
+            marks += [Mark("fit", depths, law(depths)), Mark("band", depths, (), *law.band(depths))]
         if place == 0:
             reference = rates[0] * (depths / depths[0]) ** CLAIMED
             panel.plot(depths, reference, color="gray", lw=1, ls="-.", label="depth^-3/2")
         if edges := [(d, o.edge.learning_rate) for d, o, _ in kept if o.edge and o.edge.learning_rate]:
-            panel.plot(*np.array(edges).T, ":", color=color, lw=0.8)
+            marks.append(Mark("edges", *np.array(edges).T))
+        paint(panel, marks, f"C{place}", f"{name}: {text(law)}" if law else name, place)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
     panel.set(xlabel="depth", ylabel="best learning rate")
