@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from depthmup.names import install
-
 PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # what epath reads and writes them by; the extras are called gs and s3
 NAME = 255  # bytes of a name that file systems take
 
@@ -40,6 +38,8 @@ def folder(path: str | os.PathLike[str]) -> Path:
     if not re.fullmatch("[^/]+/+[^/].*", inside):
         raise ValueError(f"{text} is no folder in a bucket: give {scheme}://BUCKET/FOLDER")
     if importlib.util.find_spec(PACKAGES[scheme]) is None:
+        from depthmup.names import install  # loads NumPy, which help does without
+
         raise ValueError(f"{text} needs the package {PACKAGES[scheme]}: {install(scheme)}")
     _prepare()
     from etils import epath
