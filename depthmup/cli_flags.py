@@ -1,4 +1,7 @@
-"""The verbs and flags of the command, and the text of its help. Nothing here needs JAX or absl."""
+"""The verbs and flags of the command, and the text of its help. Nothing here needs JAX or absl.
+
+A flag is a row of FLAGS and an argument of its verb in cli/verbs.py.
+"""
 
 from __future__ import annotations
 

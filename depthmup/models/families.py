@@ -1,4 +1,7 @@
-"""The families of models by name. A family is added by a row of the table."""
+"""The families of models by name. A family is added by a row of the table.
+
+Its coordinate check is that of the residual MLP, or a row of CHECKS in settings.py.
+"""
 
 from __future__ import annotations
 
