@@ -39,11 +39,10 @@ LEVEL = {"floor", "size", "data", "level", "best batch", "batch", "small batch",
 CHUNK = 200  # targets at a time
 PRIORS = Path(__file__).with_name("generated_priors.toml")
 RULED = "width", "depth", "batch_size", "steps"  # axes that the file of priors has
-FAMILIES = {  # of all optimizers of rules/optim.py, which needs JAX
+FAMILIES = {  # of the optimizers of rules/optim.py, which needs JAX, that have published rules
     **dict.fromkeys(("adam", "adamw", "lion"), "adam"),
     **dict.fromkeys(("sgd", "momentum"), "sgd"),
     **dict.fromkeys(("muon", "muonh"), "muon"),
-    **dict.fromkeys(("adafactor", "adamh"), "adafactor"),
 }
 BESIDE = 0.05  # octaves from the optimum at which the curvature is measured
 RATES = ("learning_rate", "lr", "max_lr", "peak_lr", "base_lr")  # names of the hyperparameter that has rules
