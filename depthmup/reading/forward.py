@@ -29,6 +29,7 @@ from depthmup.reading.graph import (
     paths_of,
     residual,
     sites,
+    union,
     values_at,
 )
 from depthmup.reading.reading import in_no_branch
@@ -132,9 +133,9 @@ def _in_their_places(
     are outside, vectors that are in no branch on the stream. Raises ForwardError for weights that repeat with depth and
     are in no branch. placed: as in `place`."""
     leaves = {spec.path: spec for spec in leaves_of(specs)}
-    for path in frozenset[str]().union(*(site.skip for site in branches)).difference(placed):
+    for path in union(site.skip for site in branches).difference(placed):
         leaves[path] = dataclasses.replace(leaves[path], in_branch=False)
-    inside = frozenset[str]().union(*(site.inside for site in branches)).union(placed, paths_of(sites, "unused"))
+    inside = union(site.inside for site in branches).union(placed, paths_of(sites, "unused"))
     outside = {path for path, spec in leaves.items() if spec.in_branch and path not in inside}
     vectors = {path for path in outside if leaves[path].role in ("vector", "scalar")}
     for path in vectors:

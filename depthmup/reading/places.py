@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
-from depthmup.reading.graph import CLOSED, Site
+from depthmup.reading.graph import CLOSED, Site, union
 from depthmup.rules.specs import Shape, starred
 
 
@@ -95,7 +95,7 @@ def places_of(few: Pass, many: Pass, streamed: Set[str]) -> Places:
         for site in repeated:
             (between if site.behind_sums else unplaced).update(site.inside)
     mixing = (site.skip for site in few.branches if site.like in _repeating(few, many))
-    return Places(inside_few, frozenset(between), frozenset(unplaced), frozenset[str]().union(*mixing) - inside_few)
+    return Places(inside_few, frozenset(between), frozenset(unplaced), union(mixing) - inside_few)
 
 
 def _kinds(of: Pass, blocks: Sequence[Site]) -> dict[str, _Kind]:
@@ -113,7 +113,7 @@ def _kinds(of: Pass, blocks: Sequence[Site]) -> dict[str, _Kind]:
 def _outside(of: Pass, inside: Set[str]) -> defaultdict[tuple[Shape, int], list[Site]]:
     """{what parameters outside the branches and skips share: these, in the order of the program}"""
     result = defaultdict[tuple[Shape, int], list[Site]](list)
-    skips = frozenset[str]().union(*(site.skip for site in of.branches))
+    skips = union(site.skip for site in of.branches)
     for site in sorted((site for site in of.sites if site.kind == "acts"), key=lambda site: site.number):
         for path in site.inside - inside - skips:
             result[of.shape(path), site.like].append(site)
@@ -139,7 +139,7 @@ def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
             repeats |= {site for site in of.branches if site.origin == origin}
     shapes = {of.shape(path) for site in repeats for path in site.inside}
     streams = {site.stream for site in repeats if site.where not in CLOSED}
-    outer = frozenset[int]().union(*(site.around for site in of.branches))
+    outer = union(site.around for site in of.branches)
     for site in of.branches if repeats else ():
         alike = site.stream in streams and any(of.shape(path) in shapes for path in site.inside)
         single = site.origin == "stream" and site.where not in CLOSED and site.number not in outer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from depthmup.reading.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of
+from depthmup.reading.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of, union
 from depthmup.reading.graph.axes import Axis
 from depthmup.reading.roles import Leaf
 from depthmup.rules.parameterization import Role
@@ -46,7 +46,7 @@ def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]
 
     growing: the parameters of which an axis grows with width."""
     heads = [site for site in sites if site.kind == "output"]
-    weights = frozenset[str]().union(*(site.weights for site in heads)) | paths_of(sites, "unused")
+    weights = union(site.weights for site in heads) | paths_of(sites, "unused")
     roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
     roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
     roles |= dict.fromkeys(last_matrices(sites, growing), "readout")

@@ -17,6 +17,7 @@ from depthmup.reading.graph.graph import (
     Node,
     Program,
     traced_program,
+    union,
 )
 from depthmup.reading.graph.homogeneity import Parts
 from depthmup.reading.graph.jaxpr import (
@@ -25,6 +26,7 @@ from depthmup.reading.graph.jaxpr import (
     bind,
     contractions,
     inner_jaxpr,
+    interpreted,
     parts_of_scan,
     values_at,
 )
@@ -51,12 +53,14 @@ __all__ = [
     "contractions",
     "evaluated",
     "inner_jaxpr",
+    "interpreted",
     "last_layer",
     "last_matrices",
     "parts_of_scan",
     "paths_of",
     "sites",
     "traced_program",
+    "union",
     "uses_of",
     "values_at",
 ]

@@ -17,6 +17,7 @@ Names decide nothing, nor do sizes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -27,8 +28,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax.extend.source_info_util import summarize
 
-from depthmup.reading.graph.graph import Program
-from depthmup.reading.graph.jaxpr import KNOWN, inner_jaxpr, parts_of_scan
+from depthmup.reading.graph.graph import Program, union
+from depthmup.reading.graph.jaxpr import KNOWN, inner_jaxpr, interpreted, operands_of_scan
 from depthmup.rules.specs import Layout, PyTree, flatten_shapes
 
 Letter = Literal["i", "o", "-"]
@@ -121,12 +122,12 @@ class Uses(NamedTuple):
 def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) -> Uses:
     """The uses of the parameters of a forward pass. growing: the axes that grow with width."""
     shapes, reader = flatten_shapes(params)[0], _Reader(frozenset(growing))
-    jaxpr, consts = program.closed.jaxpr, program.closed.consts
+    jaxpr = program.closed.jaxpr
     arguments = [_parameter(path, shape) for path, shape in shapes.items()]
     state = len(jaxpr.invars) - program.inputs
     arguments += [_nothing(False, variable) for variable in jaxpr.invars[len(shapes) : state]]
     arguments += [_nothing(True, variable) for variable in jaxpr.invars[state:]]
-    reader.read(jaxpr, [_nothing(False, const) for const in consts], arguments)
+    reader.read(jaxpr, program.closed.consts, arguments)
     axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
     used = {path for path, _ in (*reader.uses, *reader.looked_up)}
     entries = {
@@ -202,25 +203,21 @@ class _Reader:
 
     # The program
 
-    def read(self, jaxpr: Any, consts: Sequence[AxisUses], arguments: Sequence[AxisUses]) -> list[AxisUses]:
+    def read(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[AxisUses]) -> list[AxisUses]:
         """The values of a jaxpr's results."""
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-        uses = Counter(atom for equation in jaxpr.eqns for atom in equation.invars if not hasattr(atom, "val"))
-        uses.update(atom for atom in jaxpr.outvars if not hasattr(atom, "val"))
+        read = [atom for equation in jaxpr.eqns for atom in equation.invars] + jaxpr.outvars
+        times = Counter(atom for atom in read if not hasattr(atom, "val"))
 
-        def value_of(atom: Any) -> AxisUses:
-            return _nothing(False, atom.val) if hasattr(atom, "val") else values[atom]
+        def of_equation(equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
+            # A value that is read again, as that of a norm's mean and of its difference, is no term of a product.
+            return [
+                dataclasses.replace(_nothing(True, variable), outputs=result.outputs)
+                if result.is_activation and times[variable] > 1
+                else result
+                for variable, result in zip(equation.outvars, self._equation(equation, operands), strict=True)
+            ]
 
-        for equation in jaxpr.eqns:
-            operands = [value_of(atom) for atom in equation.invars]
-            results = self._equation(equation, operands)
-            for variable, result in zip(equation.outvars, results, strict=True):
-                # A value that is read again, as that of a norm's mean and of its difference, is no term of a product.
-                again = result.is_activation and uses[variable] > 1
-                values[variable] = (
-                    dataclasses.replace(_nothing(True, variable), outputs=result.outputs) if again else result
-                )
-        return [value_of(atom) for atom in jaxpr.outvars]
+        return interpreted(jaxpr, consts, arguments, functools.partial(_nothing, False), of_equation)
 
     def _equation(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
         name, inner = equation.primitive.name, inner_jaxpr(equation)
@@ -232,8 +229,7 @@ class _Reader:
             branches = [self._closed(branch, operands[1:]) for branch in equation.params["branches"]]
             return [_either(results) for results in zip(*branches, strict=True)]
         if inner is not None:
-            jaxpr, consts = inner
-            return self.read(jaxpr, [_nothing(False, const) for const in consts], operands)
+            return self.read(*inner, operands)
         if not any(operand.paths or operand.outputs or any(operand.axes) for operand in operands):
             is_activation = any(operand.is_activation for operand in operands)
             return [_nothing(is_activation, variable) for variable in equation.outvars]
@@ -247,13 +243,13 @@ class _Reader:
         if name in SAME_AXES:
             return [self._result(variable, operands, operands[0].axes) for variable in equation.outvars]
         if name not in KNOWN:
-            paths = frozenset[str]().union(*(operand.paths for operand in operands))
+            paths = union(operand.paths for operand in operands)
             self.unseen |= dict.fromkeys(paths, f"{name} ({summarize(equation.source_info)})")
         self._lose(operands)
         return [self._result(variable, operands, ()) for variable in equation.outvars]
 
     def _closed(self, closed: Any, arguments: Sequence[AxisUses]) -> list[AxisUses]:
-        return self.read(closed.jaxpr, [_nothing(False, const) for const in closed.consts], arguments)
+        return self.read(closed.jaxpr, closed.consts, arguments)
 
     def _carried(self, step: Callable[[list[AxisUses]], list[AxisUses]], carry: list[AxisUses]) -> list[AxisUses]:
         """The results of a loop's body: it is read until its carries stay, and then once with what it does."""
@@ -267,13 +263,11 @@ class _Reader:
         return step(carry)
 
     def _scan(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
-        constants, carries = parts_of_scan(equation)
-        closed, fixed = equation.params["jaxpr"], operands[:constants]
-        carry, stacks = operands[constants : constants + carries], operands[constants + carries :]
-        members = [self._member(stack) for stack in stacks]
+        closed, (fixed, carry, sequences) = equation.params["jaxpr"], operands_of_scan(equation, operands)
+        members = [self._member(sequence) for sequence in sequences]
         results = self._carried(lambda values: self._closed(closed, [*fixed, *values, *members]), carry)
-        stacked = [dataclasses.replace(of, axes=(frozenset(), *of.axes), outputs=()) for of in results[carries:]]
-        return [*results[:carries], *stacked]
+        handed, emitted = results[: len(carry)], results[len(carry) :]
+        return handed + [dataclasses.replace(of, axes=(frozenset(), *of.axes), outputs=()) for of in emitted]
 
     def _while(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
         of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
@@ -330,7 +324,7 @@ class _Reader:
     def _result(self, variable: Any, operands: Sequence[AxisUses], axes: Axes) -> AxisUses:
         """What an operation makes of operands. axes: of a result that has other ones, none are known."""
         is_activation = any(operand.is_activation for operand in operands)
-        paths = frozenset[str]().union(*(operand.paths for operand in operands))
+        paths = union(operand.paths for operand in operands)
         axes = axes if len(axes) == _rank(variable) else _nothing(is_activation, variable).axes
         if is_activation:
             return AxisUses(True, axes)
@@ -358,7 +352,7 @@ class _Reader:
                 self._layers_of(operand)
             return _nothing(True, variable)
         alike = [operand.axes for operand in operands if len(operand.axes) == rank]
-        return self._result(variable, operands, tuple(frozenset().union(*axes) for axes in zip(*alike, strict=True)))
+        return self._result(variable, operands, tuple(union(axes) for axes in zip(*alike, strict=True)))
 
     def product(self, equation: Any, operands: list[AxisUses], letters: Sequence[Sequence[Letter]]) -> AxisUses:
         """Of two operands with these letters."""
@@ -398,9 +392,9 @@ class _Reader:
 
 def _either(values: Sequence[AxisUses]) -> AxisUses:
     """A value that is one of these."""
-    axes = tuple(frozenset[Axis]().union(*of) for of in zip(*(value.axes for value in values), strict=True))
+    axes = tuple(union(of) for of in zip(*(value.axes for value in values), strict=True))
     is_activation = any(value.is_activation for value in values)
-    paths = frozenset[str]().union(*(value.paths for value in values))
+    paths = union(value.paths for value in values)
     return AxisUses(True, axes) if is_activation else AxisUses(False, axes, paths, products=_products(values))
 
 
@@ -466,7 +460,7 @@ def _gather(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUse
         reader.look_up(table, _letters(table, rows, ()))
         return _nothing(True, variable)
     kept = iter([axes for axis, axes in enumerate(table.axes) if axis not in rows])
-    taken = frozenset[Axis]().union(*(table.axes[row] for row in rows))
+    taken = union(table.axes[row] for row in rows)
     if len(numbers.offset_dims) == _rank(variable):
         reader._take(taken)
     result = [next(kept) if axis in numbers.offset_dims else taken for axis in range(_rank(variable))]
@@ -527,7 +521,7 @@ def _reshape(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUs
             else:
                 news.append(news[-1] + 1)
             sizes = math.prod(before[i] for i in olds), math.prod(after[i] for i in news)
-        group = frozenset[Axis]().union(*(operands[0].axes[i] for i in olds))
+        group = union(operands[0].axes[i] for i in olds)
         for i in news:
             axes[i] = group if after[i] > 1 or len(news) == 1 else frozenset()
         start, end = olds[-1] + 1, news[-1] + 1
@@ -538,7 +532,7 @@ def _reshape(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUs
 
 def _concatenate(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     alike = (operand.axes for operand in operands if not operand.is_activation)
-    axes = tuple(frozenset[Axis]().union(*of) for of in zip(*alike, strict=True))
+    axes = tuple(union(of) for of in zip(*alike, strict=True))
     return reader._result(equation.outvars[0], operands, axes)
 
 

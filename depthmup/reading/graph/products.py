@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from depthmup.reading.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored
+from depthmup.reading.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored, union
 from depthmup.reading.graph.homogeneity import Parts, homogeneous_in
 from depthmup.reading.graph.jaxpr import KNOWN
 
@@ -51,7 +51,7 @@ def parameters_behind(graph: Graph) -> dict[Node, frozenset[str]]:
         onward = {node: result[node] | graph.parameters_of(node) for node in result if node.op == "carry"}
         for node in reversed(graph.nodes):
             later = (*node.consumers, *(carry for carry in node.handed_to if carry in onward))
-            result[node] = frozenset[str]().union(*(onward[consumer] for consumer in later))
+            result[node] = union(onward[consumer] for consumer in later)
             onward[node] = result[node] | graph.parameters_of(node)
     return result
 
@@ -290,7 +290,7 @@ def weights(graph: Graph) -> frozenset[str]:
     biases and no embeddings, whose rows are looked up."""
     products = map(graph.parameters_of, _layers(graph))
     tables = (graph.parameters_of(node) for node in graph.nodes if node.op == "gather" and node in graph.fed)
-    return frozenset[str]().union(*products) - frozenset[str]().union(*tables)
+    return union(products) - union(tables)
 
 
 def _layers(graph: Graph) -> Iterator[Node]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from depthmup.reading.graph.graph import ADDITIONS, RESHAPES, Graph, Node, Nodes, as_stored
+from depthmup.reading.graph.graph import ADDITIONS, RESHAPES, Graph, Node, Nodes, as_stored, union
 from depthmup.reading.graph.products import attentions, factors_of, source
 
 STEPS_AROUND = 1  # how far the operations around the place of a parameter go back: not to the layer before
@@ -290,9 +290,7 @@ def stream_parameters(graph: Graph, branches: Sequence[Branch], ends: Collection
     behind = stream & graph.descendants(states)
     behind |= {as_stored(operand) for node in behind if node.op in ADDITIONS for operand in node.operands} & stream
     added = {node for branch in branches for node in biases(graph, branch)}
-    return frozenset[str]().union(*(graph.parameters_of(node) for node in behind)) - frozenset(
-        path for node in added for path in node.paths
-    )
+    return union(map(graph.parameters_of, behind)) - union(node.paths for node in added)
 
 
 def alone(graph: Graph, branches: Sequence[Branch], around: Sequence[Collection[int]]) -> list[frozenset[str]]:
@@ -437,7 +435,7 @@ def layers(graph: Graph, node: Node, start: Node) -> tuple[frozenset[str], ...]:
         if between is start:
             continue
         backwards = [reversed(layers[operand]) for operand in dict.fromkeys(between.operands) if operand in layers]
-        behind = [frozenset().union(*level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
+        behind = [union(level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
         before = () if graph.normed(between) else tuple(reversed(behind))
         counts = graph.weighs(between) and between.is_last_copy
         layers[between] = (*before, graph.parameters_of(between)) if counts else before
@@ -466,7 +464,7 @@ def repeated_states(graph: Graph) -> dict[Node, frozenset[str]]:
             total = _multiples(graph, total)[-1]
             if values[-1] is not total and values[-1] in _chain(graph, total, multiples=True):
                 multiplied = (value for value in values[:-1] if value.op in ("mul", "div"))
-                sums[node] = frozenset[str]().union(*map(graph.parameters_of, multiplied))
+                sums[node] = union(map(graph.parameters_of, multiplied))
                 break
     return sums
 

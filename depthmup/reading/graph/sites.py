@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from depthmup.reading.graph import products, residual
-from depthmup.reading.graph.graph import Graph, Node, Program, traced_program
+from depthmup.reading.graph.graph import Graph, Node, Program, traced_program, union
 from depthmup.reading.graph.homogeneity import Parts, doubles, homogeneous_in
 from depthmup.reading.graph.jaxpr import CLOSED
 from depthmup.rules.parameterization import Kind
@@ -115,7 +115,7 @@ def sites(
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
     additions, behind = residual.branches(graph), products.parameters_behind(graph)
     branches = _branches(graph, additions)
-    inside = frozenset[str]().union(*(site.inside for site in branches))
+    inside = union(site.inside for site in branches)
     return [
         *branches,
         *_applied(graph, behind),
@@ -130,13 +130,13 @@ def sites(
 
 def paths_of(sites: Iterable[Site], kind: str) -> frozenset[str]:
     """The paths of the parameters inside the sites of a kind."""
-    return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
+    return union(site.inside for site in sites if site.kind == kind)
 
 
 def last_matrices(sites: Iterable[Site], growing: Collection[str]) -> frozenset[str]:
     """The matrices that grow with width and behind which nothing does. growing: the parameters that do."""
     ends = (site.inside for site in sites if site.kind == "applied" and site.behind.isdisjoint(growing))
-    return frozenset[str]().union(*ends).intersection(growing)
+    return union(ends).intersection(growing)
 
 
 def _applied(graph: Graph, behind: Mapping[Node, frozenset[str]]) -> Iterator[Site]:
@@ -199,7 +199,7 @@ def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
             parts, paths = homogeneous_in(graph, bias), bias.paths
             bias_of = dataclasses.replace(site, parts=parts, inside=paths, alone=paths, skip=frozenset(), layers=())
             result.append(dataclasses.replace(bias_of, times=0))
-    inside = frozenset[str]().union(*(site.inside for site in result))
+    inside = union(site.inside for site in result)
     others = (paths - inside for total, paths in residual.sums(graph) if total not in sums)
     result += [Site("sum", None, paths) for paths in others if paths]
     again = residual.repeated_states(graph)
@@ -230,7 +230,7 @@ def _products(
         weights = tuple(graph.parameters_of(layer) if layer else None for layer in layers)
         attention = weights if None not in weights else product
         calls[attention].append((query, key, product))
-        inside[attention] = frozenset[str]().union(*filter(None, weights))
+        inside[attention] = union(filter(None, weights))
     for attention, group in calls.items():
         query, key, product = group[-1]
         values = [dict.fromkeys(of_calls) for of_calls in list(zip(*group, strict=True))[:2]]
@@ -252,7 +252,7 @@ def _outputs(graph: Graph, normalized: frozenset[str]) -> Iterator[Site]:
     weights = products.weights(graph)
     for logits, parts in products.readouts(graph):
         applied = [graph.parameters_of(node) for node in graph.nodes if graph.weighs(node)]
-        beside = frozenset[str]().union(*(paths for paths in applied if not paths.isdisjoint(parts or ())))
+        beside = union(paths for paths in applied if not paths.isdisjoint(parts or ()))
         others = weights - (beside - set(parts or ()))
         yield Site("output", parts, weights=others, normalized=normalized, where=logits.op)
         for factor in products.cosine(graph, logits):
