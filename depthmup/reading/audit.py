@@ -13,6 +13,7 @@ import numpy as np
 
 from depthmup.names import at_least_one, short
 from depthmup.reading.init_std import SAMPLE, InitProgram, Std, evaluate, traced_init
+from depthmup.reading.roles import GROWING
 from depthmup.rules.parameterization import Parameterization, Role, check_parameterization
 from depthmup.rules.specs import (
     ParamSpec,
@@ -25,7 +26,6 @@ from depthmup.rules.specs import (
     starred,
 )
 
-FAN_IN = ("hidden", "output", "readout")  # roles whose standard deviation must be sigma / sqrt(fan_in)
 TOLERANCE = 0.05  # of log2(std) per doubling, beside the error of sampling
 # Initializers that are run are run once: compiling them for a CPU with all optimizations takes longer.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -168,7 +168,7 @@ class Initializers:
         for spec in leaves:
             std = target[spec.path].value
             path = _at_anchor(spec, start, width / w, depth / d)
-            power = -0.5 if spec.role in FAN_IN else 0.0
+            power = -0.5 if "i" in GROWING[spec.role] else 0.0  # the standard deviation must be sigma / sqrt(fan_in)
             if path is None or start[path].value is None:  # the anchor has no such parameter, or it is too large to run
                 rows.append(Init(spec.path, spec.role, std or 0.0, power, power, 0.0, True, 1.0))
                 continue

@@ -104,18 +104,17 @@ class FrameworkModel(abc.ABC):
 
     def with_factors(self, factors: ForwardFactors) -> FrameworkModel:
         """The model with these factors, if it takes any. They may be traced."""
-        if self.factors is None:
-            return self
-        other = copy.copy(self)  # with what was made of the factory already
-        object.__setattr__(other, "factors", factors)
-        return other
+        return self if self.factors is None else self._with(factors=factors)
 
     def in_evaluation(self) -> FrameworkModel:
         """The model as in evaluation: options such as train=True are turned around, and `evaluated` is applied."""
         turned = {name: EVALUATION.get(name, value) for name, value in self.options.items()}
+        return self._with(options=turned, training=False)
+
+    def _with(self, **fields: Any) -> FrameworkModel:
+        """The model with other fields, and with all that was made of the factory already."""
         other = copy.copy(self)
-        object.__setattr__(other, "options", turned)
-        object.__setattr__(other, "training", False)
+        vars(other).update(fields)
         return other
 
     def apply(self, model: Any, *args: Any, **options: Any) -> Any:
@@ -509,11 +508,15 @@ def adapt(
             )
         if call is not None:
             raise TypeError("call= is for models that are called themselves; for Linen and Haiku pass options=")
-    model = kind(make, inputs, options, call, output, shape=(width, depth))
+
+    def model_of(kind: type[FrameworkModel]) -> FrameworkModel:
+        return kind(make, inputs, options, call, output, shape=(width, depth))
+
+    model = model_of(kind)
     if kind is PytreeModel and _is_of("equinox", model.made):
-        model = EquinoxModel(make, inputs, options, call, output, shape=(width, depth))
+        model = model_of(EquinoxModel)
     elif kind is PytreeModel and isinstance(model.made, tuple) and _is_of("equinox", model.made[-1]):
-        model = StatefulEquinoxModel(make, inputs, options, call, output, shape=(width, depth))
+        model = model_of(StatefulEquinoxModel)
     if call is None and not isinstance(model, (LinenModel, HaikuModel)) and not callable(model.made):
         raise TypeError(
             f"the factory gives a {type(model.made).__name__}, which cannot be called: pass call=lambda model, x: ..."

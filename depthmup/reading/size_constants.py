@@ -169,29 +169,31 @@ class _Reader:
 
         return interpreted(jaxpr, consts, arguments, _known, results_of)
 
+    def _multiplied(self, value: _Value, number: float) -> _Value:
+        """A value times a number, which is noted, but for the number of terms that makes a mean of a sum."""
+        if value.is_sum or value.is_moment or not (value.behind or value.products):
+            return dataclasses.replace(value, is_sum=False)
+        constant = Constant(number, value.behind, value.is_normalized, next(self._orders))
+        if value.behind:
+            self.constants.append(constant)
+        for product in value.products:
+            self.products[product].add(constant)
+        return dataclasses.replace(value, constants=value.constants | {constant})
+
     def _result(self, equation: Any, operands: Sequence[_Value]) -> _Value:
         name, numbers = equation.primitive.name, [operand.number for operand in operands if operand.number is not None]
-        contraction = name in CONTRACTIONS
-        product = frozenset([len(self.products)]) if contraction else frozenset[int]()
-        if contraction:
+        product = frozenset[int]()
+        if name in CONTRACTIONS:
+            product = frozenset([len(self.products)])
             self.products[len(self.products)] = set(union(operand.constants for operand in operands))
         if name in COPIES:
             return operands[0]
         if operands and len(numbers) == len(operands):
             return _folded(equation, numbers)
         changed = [operand for operand in operands if operand.number is None]
-        behind = next((operand.behind for operand in reversed(changed) if operand.behind), "")
         if name in ("mul", "div") and len(changed) == len(numbers) == 1:
-            (value,), (number,) = changed, numbers
-            if value.is_sum or value.is_moment or not (behind or value.products):
-                return dataclasses.replace(value, is_sum=False)  # a mean
             divides = name == "div" and operands[1].number
-            constant = Constant(1 / number if divides else number, behind, value.is_normalized, next(self._orders))
-            if behind:
-                self.constants.append(constant)
-            for multiplied in value.products:
-                self.products[multiplied].add(constant)
-            return dataclasses.replace(value, constants=value.constants | {constant})
+            return self._multiplied(changed[0], 1 / numbers[0] if divides else numbers[0])
         is_activation = any(value.is_activation for value in operands)
         of_sum = any(value.is_sum or (value.is_moment and not is_activation) for value in operands)
         of_norm = any(value.is_norm for value in operands)
@@ -201,7 +203,7 @@ class _Reader:
         # A norm takes the numbers away that multiply what it divides.
         linear = name in LINEAR or (name in ("mul", "div") and not of_norm)
         return _Value(
-            behind=behind,
+            behind=next((operand.behind for operand in reversed(changed) if operand.behind), ""),
             is_activation=is_activation,
             is_sum=name == "reduce_sum" or squares or (kept and of_sum),
             is_norm=(name in ("sqrt", "rsqrt") and of_sum) or (kept and of_norm),

@@ -23,6 +23,7 @@ from depthmup.reading.graph.homogeneity import Parts
 from depthmup.reading.graph.jaxpr import (
     CLOSED,
     CONTRACTIONS,
+    ELEMENTWISE,
     bind,
     contractions,
     inner_jaxpr,
@@ -38,6 +39,7 @@ __all__ = [
     "CLOSED",
     "CONTRACTIONS",
     "COPIES",
+    "ELEMENTWISE",
     "PRODUCTS",
     "RESHAPES",
     "SHARED",

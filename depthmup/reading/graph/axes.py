@@ -29,24 +29,14 @@ import numpy as np
 from jax.extend.source_info_util import summarize
 
 from depthmup.reading.graph.graph import Program, union
-from depthmup.reading.graph.jaxpr import KNOWN, inner_jaxpr, interpreted, operands_of_scan
+from depthmup.reading.graph.jaxpr import ELEMENTWISE, KNOWN, inner_jaxpr, interpreted, operands_of_scan
 from depthmup.rules.specs import Layout, PyTree, flatten_shapes
 
 Letter = Literal["i", "o", "-"]
 Axis = tuple[str, int]  # (path of a parameter, number of its axis)
 Axes = tuple[frozenset[Axis], ...]  # for each axis of a value, the parameters' axes that it comes from
 
-# Operations that act on each entry alone.
-SAME_SHAPE = frozenset((
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil",
-    "clamp", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv",
-    "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma",
-    "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
-    "or", "pow", "pvary", "real", "reduce_precision", "rem", "round", "rsqrt",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
-    "square", "stop_gradient", "sub", "tan", "tanh", "xor",
-))  # fmt: skip
-# Those of a sum, or of one factor: a product of parameters stays one.
+# Those of ELEMENTWISE of a sum, or of one factor: a product of parameters stays one.
 LINEAR = frozenset((
     "add", "add_any", "convert_element_type", "copy", "copy_p", "div", "mul", "neg", "pvary", "reduce_precision", "sub",
     "select_n", "stop_gradient",
@@ -59,7 +49,10 @@ SAME_AXES = frozenset((
 
 
 class Side(NamedTuple):
-    """A factor of a product of two parameters: what the product does with its axes, and its parameters."""
+    """A factor of a product of two parameters: what the product does with its axes, and its parameters.
+
+    In h @ (a @ b) the left side is Side({(("a", 0), "o"), (("a", 1), "i")}, {"a"}).
+    """
 
     letters: frozenset[tuple[Axis, Letter]]
     paths: frozenset[str]
@@ -238,7 +231,7 @@ class _Reader:
             return operands
         if rule is not None:
             return [rule(self, equation, operands)]
-        if name in SAME_SHAPE:
+        if name in ELEMENTWISE:
             return [self._elementwise(equation, operands)]
         if name in SAME_AXES:
             return [self._result(variable, operands, operands[0].axes) for variable in equation.outvars]
@@ -307,19 +300,19 @@ class _Reader:
         for axis, letter in notes:
             uses[axis].add(letter)
 
-    def _layers_of(self, value: AxisUses) -> None:
+    def _layers_of(self, values: Iterable[AxisUses]) -> None:
         """Note of products of parameters that become no weight which factor is a layer: the one with outputs that
-        grow."""
-        for product in value.products if self.records else ():
+        grow. It is applied to the other one."""
+        for product in _products(values) if self.records else ():
             layers = [side for side in product if self.growing & side.axes("o")]
             for side in product:
                 if len(layers) != 1:
                     self.lost.update(side.paths)
-                elif side is not layers[0]:
-                    self.elementwise.update(side.paths)
-                else:
+                elif side is layers[0]:
                     for axis, letter in side.letters:
                         self.uses[axis].add(letter)
+                else:
+                    self.elementwise.update(side.paths)
 
     def _result(self, variable: Any, operands: Sequence[AxisUses], axes: Axes) -> AxisUses:
         """What an operation makes of operands. axes: of a result that has other ones, none are known."""
@@ -331,28 +324,33 @@ class _Reader:
         return AxisUses(False, axes, paths, products=_products(operands))
 
     def _elementwise(self, equation: Any, operands: list[AxisUses]) -> AxisUses:
-        (variable,), rank = equation.outvars, _rank(equation.outvars[0])
+        """What an operation on each entry makes of parameters alone: a weight, unless it bends a product of them."""
+        (variable,) = equation.outvars
         operands = [_spread(operand, of, variable) for operand, of in zip(operands, equation.invars, strict=True)]
         if any(operand.is_activation for operand in operands):
-            factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
-            for operand in operands:
-                self._layers_of(operand)
-            self.elementwise.update(*(operand.paths for operand in factors))
-            outputs = next((operand.outputs for operand in operands if operand.outputs), ())
-            for weight in (operand for operand in operands if operand.is_weight):
-                self.neurons.update(*(axes for axes, of in zip(weight.axes, outputs, strict=False) if of))
-                grow = Counter(path for axes in weight.axes for path, _ in axes & self.growing)
-                where = f"{equation.primitive.name} ({summarize(equation.source_info)})"
-                self.grids |= {path: where for path, axes in grow.items() if axes > 1}
-            multiplied = equation.primitive.name in ("mul", "convert_element_type") and len(factors) == 1
-            result = self._result(variable, operands, factors[0].axes if multiplied else ())
-            return dataclasses.replace(result, outputs=outputs)
+            return self._on_activations(equation, operands)
         if any(operand.products for operand in operands) and equation.primitive.name not in LINEAR:
-            for operand in operands:
-                self._layers_of(operand)
+            self._layers_of(operands)
             return _nothing(True, variable)
-        alike = [operand.axes for operand in operands if len(operand.axes) == rank]
+        alike = [operand.axes for operand in operands if len(operand.axes) == _rank(variable)]
         return self._result(variable, operands, tuple(union(axes) for axes in zip(*alike, strict=True)))
+
+    def _on_activations(self, equation: Any, operands: list[AxisUses]) -> AxisUses:
+        """`_elementwise` of activations and parameters. Behind h * w, of which nothing else is made, a sum over an axis
+        is a product: it has the axes of w."""
+        name, weights = equation.primitive.name, [operand for operand in operands if operand.is_weight]
+        factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
+        outputs = next((operand.outputs for operand in operands if operand.outputs), ())
+        self._layers_of(operands)
+        self.elementwise.update(*(operand.paths for operand in factors))
+        for weight in weights:
+            self.neurons.update(*(axes for axes, of in zip(weight.axes, outputs, strict=False) if of))
+            grow = Counter(path for axes in weight.axes for path, _ in axes & self.growing)
+            where = f"{name} ({summarize(equation.source_info)})"
+            self.grids |= {path: where for path, axes in grow.items() if axes > 1}
+        multiplied = name in ("mul", "convert_element_type") and len(factors) == 1
+        result = self._result(equation.outvars[0], operands, factors[0].axes if multiplied else ())
+        return dataclasses.replace(result, outputs=outputs)
 
     def product(self, equation: Any, operands: list[AxisUses], letters: Sequence[Sequence[Letter]]) -> AxisUses:
         """Of two operands with these letters."""
@@ -370,9 +368,6 @@ class _Reader:
     ) -> AxisUses:
         """Two parameters that make one weight, as those of a LoRA; or a layer that is applied to the other one, such as
         to learned queries, whose number does not grow as their size does."""
-        axes = [axes for operand, of in zip(operands, letters, strict=True)
-                for axes, letter in zip(operand.axes, of, strict=True) if letter == "o"]  # fmt: skip
-        shared = [operands[0].axes[left] | operands[1].axes[right] for left, right in zip(*copies, strict=True)]
         left, right = (
             Side(
                 frozenset((axis, letter) for axes, letter in zip(value.axes, of, strict=True) for axis in axes),
@@ -380,14 +375,16 @@ class _Reader:
             )
             for value, of in zip(operands, letters, strict=True)
         )
-        result = self._result(equation.outvars[0], operands, (*shared, *axes))
+        shared = [operands[0].axes[axis] | operands[1].axes[other] for axis, other in zip(*copies, strict=True)]
+        outputs = [axes for operand, of in zip(operands, letters, strict=True) for axes in _outputs(operand, of)]
+        result = self._result(equation.outvars[0], operands, (*shared, *outputs))
         result = dataclasses.replace(result, products=((left, right), *result.products))
-        outputs = [self.growing & side.axes("o") for side in (left, right)]
-        if all(outputs) or not self.growing & (left.axes("i") | right.axes("i")):
+        both_grow = all(self.growing & side.axes("o") for side in (left, right))
+        if both_grow or not self.growing & (left.axes("i") | right.axes("i")):
             return result
-        self._layers_of(result)
+        self._layers_of([result])
         activation = _nothing(True, equation.outvars[0])
-        return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *axes))
+        return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *outputs))
 
 
 def _either(values: Sequence[AxisUses]) -> AxisUses:
@@ -414,6 +411,7 @@ def _ragged_dot_general(reader: _Reader, equation: Any, operands: list[AxisUses]
 
 
 def _contract(reader: _Reader, equation: Any, operands: list[AxisUses], numbers: Any) -> AxisUses:
+    """A product. numbers: (the axes of each operand that it sums over, those that both share)"""
     contracted, copies = numbers
     if not contracted[0]:  # it sums over nothing, as an outer product
         reader.elementwise.update(*(operand.paths for operand in operands))
@@ -428,16 +426,20 @@ def _contract(reader: _Reader, equation: Any, operands: list[AxisUses], numbers:
                 reader.meetings.update(itertools.product(activation.outputs[summed[0]], weight.axes[summed[1]]))
     if all(operand.is_weight for operand in operands):
         return reader.product_of_weights(equation, operands, letters, copies)
-    nothing = frozenset[Axis]()
-    outputs = [nothing] * len(copies[0])
-    for operand, of_operand in zip(operands, letters, strict=True):
-        free = [axes for axes, letter in zip(operand.axes, of_operand, strict=True) if letter == "o"]
-        outputs += free if operand.is_weight else [nothing] * len(free)
+    outputs = [frozenset[Axis]()] * len(copies[0])
+    for operand, of in zip(operands, letters, strict=True):
+        outputs += [axes if operand.is_weight else frozenset() for axes in _outputs(operand, of)]
     return dataclasses.replace(reader.product(equation, operands, letters), outputs=tuple(outputs))
 
 
 def _letters(operand: AxisUses, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:
+    """What a product does with each axis."""
     return ["i" if axis in contracted else "-" if axis in copies else "o" for axis in range(len(operand.axes))]
+
+
+def _outputs(operand: AxisUses, letters: Sequence[Letter]) -> list[frozenset[Axis]]:
+    """What each axis comes from that the result of a product keeps."""
+    return [axes for axes, letter in zip(operand.axes, letters, strict=True) if letter == "o"]
 
 
 def _convolution(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
@@ -537,7 +539,7 @@ def _concatenate(reader: _Reader, equation: Any, operands: list[AxisUses]) -> Ax
 
 
 Rule = Callable[[_Reader, Any, list[AxisUses]], AxisUses]
-# What an operation does with the axes of its operands; SAME_SHAPE and SAME_AXES have those that leave them as they are.
+# What operations do with the axes of their operands; ELEMENTWISE and SAME_AXES have those that leave them as they are.
 RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "ragged_dot_general": _ragged_dot_general,

@@ -15,6 +15,15 @@ from depthmup.rules.specs import PyTree
 Value = TypeVar("Value")
 CONTRACTIONS = ("dot_general", "reduce_sum")  # models write the product of queries and keys with one of them
 CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
+# Operations that act on each entry alone.
+ELEMENTWISE = frozenset((
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp",
+    "complex", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf",
+    "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma",
+    "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "pvary",
+    "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+))  # fmt: skip
 # Operations that only move or mark numbers, or that are products like others, which JAX's own list does not have.
 MORE = (
     *("stack", "unstack", "split", "tile", "broadcast_to", "scatter-sub", "ragged_dot_general", "depthmup_conv"),
