@@ -514,6 +514,20 @@ def _outputs_message(names: Sequence[str]) -> str:
     )
 
 
+def reached(starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """These values and all that `onward` leads to from them, step by step.
+
+    reached([relu(h @ w) + b], lambda node: node.operands)      # its ancestors
+    """
+    found, todo = set[Node](), [*starts]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += onward(node)
+    return found
+
+
 def as_stored(node: Node) -> Node:
     """The value before conversions and changes of shape."""
     while node.op in COPIES:

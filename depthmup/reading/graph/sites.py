@@ -114,7 +114,9 @@ def sites(
             break
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
     additions, behind = residual.branches(graph), products.parameters_behind(graph)
-    branches = _branches(graph, additions)
+    terms = residual.accumulations(graph, additions)
+    branches = _branches(graph, additions, terms)
+    branches += _beside(graph, {branch.sum for branch in (*additions, *terms)}, union(site.inside for site in branches))
     inside = union(site.inside for site in branches)
     return [
         *branches,
@@ -152,11 +154,10 @@ def _acts(graph: Graph, behind: Mapping[Node, frozenset[str]], additions: Sequen
                    behind_sums=node in stream)  # fmt: skip
 
 
-def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
-    """Branches, those in operations that are not seen, sums that are no residual additions, states added again."""
-    result, terms = list[Site](), residual.accumulations(graph, additions)
+def _branches(graph: Graph, additions: Sequence[residual.Branch], terms: Sequence[residual.Branch]) -> list[Site]:
+    """The branches, once for all calls of one, and the biases behind their sums."""
+    result, branches = list[Site](), [*additions, *terms]
     moved = {branch.start for branch in additions}
-    branches = [*additions, *terms]
     around = residual.containing_branches(graph, branches)
     alone, streams = residual.alone(graph, branches, around), residual.streams(graph, branches)
     groups: dict[frozenset[int], list[residual.Branch]] = {}
@@ -199,16 +200,21 @@ def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
             parts, paths = homogeneous_in(graph, bias), bias.paths
             bias_of = dataclasses.replace(site, parts=parts, inside=paths, alone=paths, skip=frozenset(), layers=())
             result.append(dataclasses.replace(bias_of, times=0))
-    inside = union(site.inside for site in result)
-    others = (paths - inside for total, paths in residual.sums(graph) if total not in sums)
-    result += [Site("sum", None, paths) for paths in others if paths]
-    again = residual.repeated_states(graph)
-    result += [Site("again", None, paths, times=total.times) for total, paths in again.items()]
-    closed = (node for node in graph.nodes if node.op in CLOSED and node in graph.fed)
-    for node in closed:
-        paths = graph.parameters_of(node) - inside
-        result.append(Site("branch", None, paths, alone=paths, like=hash((node.op, node.operations)), where=node.op))
     return result
+
+
+def _beside(graph: Graph, known: Collection[Node], inside: frozenset[str]) -> Iterator[Site]:
+    """Sums that are no residual additions, states that are added again, branches in operations that are not seen.
+    known: the sums of branches. inside: the parameters in these."""
+    for total, paths in residual.sums(graph):
+        if total not in known and paths - inside:
+            yield Site("sum", None, paths - inside)
+    for total, paths in residual.repeated_states(graph).items():
+        yield Site("again", None, paths, times=total.times)
+    for node in graph.nodes:
+        if node.op in CLOSED and node in graph.fed:
+            paths = graph.parameters_of(node) - inside
+            yield Site("branch", None, paths, alone=paths, like=hash((node.op, node.operations)), where=node.op)
 
 
 def _attentions(graph: Graph) -> Iterator[Site]:
