@@ -256,7 +256,7 @@ def _ranges(
             if at_twice is None or len(at_twice) != len(ends):
                 continue
             more, grown = at_twice - ends, twice.shape[axis] - small
-        steps, remainders = np.divmod(more * (size - small), grown)
+        steps, remainders = np.divmod(more * (size - small), grown)  # how far each end moves
         if not remainders.any():
             return axis, tuple((int(low), int(high)) for low, high in (ends + steps).reshape(-1, 2))
     raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")

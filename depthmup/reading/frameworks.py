@@ -482,32 +482,9 @@ def adapt(
     Its factors are 1 if its call takes factors. Raises TypeError if it is of no framework known here.
     """
     inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, inputs)
-    made_by: Any = factory
-    while isinstance(made_by, functools.partial):
-        made_by = made_by.func
-    # A class' own signature may be that of its metaclass, which hides the names.
-    arguments = inspect.signature(made_by.__init__ if inspect.isclass(made_by) else made_by).parameters
-    kind: type[FrameworkModel] | None = None
-    if "rngs" in arguments:
-        from flax import nnx
-
-        rngs = lambda key: key if isinstance(key, nnx.Rngs) else nnx.Rngs(key)  # noqa: E731
-        kind, make = NNXModel, lambda key: factory(width, depth, rngs=rngs(key))
-    elif "key" in arguments:
-        kind, make = PytreeModel, lambda key: factory(width, depth, key=key)
-    else:
-        with jax.ensure_compile_time_eval():  # of its arrays, where `setup` is called inside of jit
-            module = factory(width, depth)
-        linen = isinstance(module, nn.Module)
-        kind, make = LinenModel if linen else HaikuModel if _is_of("haiku", module) else None, lambda key: module
-        if kind is None:
-            raise TypeError(
-                f"factory(width, depth) gives a {type(module).__name__}, which is neither a Linen module nor a Haiku "
-                "transform. NNX: factory(width, depth, rngs). Equinox, or parameters in any pytree: factory(width, "
-                "depth, key). The names rngs and key tell which"
-            )
-        if call is not None:
-            raise TypeError("call= is for models that are called themselves; for Linen and Haiku pass options=")
+    kind, make = _kind_and_make(factory, width, depth)
+    if call is not None and kind in (LinenModel, HaikuModel):
+        raise TypeError("call= is for models that are called themselves; for Linen and Haiku pass options=")
 
     def model_of(kind: type[FrameworkModel]) -> FrameworkModel:
         return kind(make, inputs, options, call, output, shape=(width, depth))
@@ -517,12 +494,39 @@ def adapt(
         model = model_of(EquinoxModel)
     elif kind is PytreeModel and isinstance(model.made, tuple) and _is_of("equinox", model.made[-1]):
         model = model_of(StatefulEquinoxModel)
-    if call is None and not isinstance(model, (LinenModel, HaikuModel)) and not callable(model.made):
+    if call is None and kind not in (LinenModel, HaikuModel) and not callable(model.made):
         raise TypeError(
             f"the factory gives a {type(model.made).__name__}, which cannot be called: pass call=lambda model, x: ..."
         )
     takes_factors = "factors" in inspect.signature(call or type(model.made).__call__).parameters
     return dataclasses.replace(model, factors=ForwardFactors(1.0, 1.0, 1.0)) if takes_factors else model
+
+
+def _kind_and_make(
+    factory: Callable[..., Any], width: int, depth: int
+) -> tuple[type[FrameworkModel], Callable[[Any], Any]]:
+    """(the framework of a factory, key -> what it makes), by the names of its arguments, or by what it makes of none"""
+    made_by: Any = factory
+    while isinstance(made_by, functools.partial):
+        made_by = made_by.func
+    # A class' own signature may be that of its metaclass, which hides the names.
+    arguments = inspect.signature(made_by.__init__ if inspect.isclass(made_by) else made_by).parameters
+    if "rngs" in arguments:
+        from flax import nnx
+
+        rngs = lambda key: key if isinstance(key, nnx.Rngs) else nnx.Rngs(key)  # noqa: E731
+        return NNXModel, lambda key: factory(width, depth, rngs=rngs(key))
+    if "key" in arguments:
+        return PytreeModel, lambda key: factory(width, depth, key=key)
+    with jax.ensure_compile_time_eval():  # of its arrays, where `setup` is called inside of jit
+        module = factory(width, depth)
+    if isinstance(module, nn.Module) or _is_of("haiku", module):
+        return LinenModel if isinstance(module, nn.Module) else HaikuModel, lambda key: module
+    raise TypeError(
+        f"factory(width, depth) gives a {type(module).__name__}, which is neither a Linen module nor a Haiku "
+        "transform. NNX: factory(width, depth, rngs). Equinox, or parameters in any pytree: factory(width, "
+        "depth, key). The names rngs and key tell which"
+    )
 
 
 def _key(key: Any) -> jax.Array:

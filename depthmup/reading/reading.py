@@ -102,8 +102,11 @@ def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence
 
 
 def in_front(sites: Sequence[Site]) -> set[str]:
-    """The parameters that act on the stream in front of a residual branch, as a head behind a block does not, and those
-    that act as one of these does: nothing follows the last block."""
+    """The parameters that act on the stream in front of a residual branch, and those that act as one of these does:
+    nothing follows the last block.
+
+        norm_1(h + f(h)), norm_2(h + g(h)), logits = h @ head       # {norm_1, norm_2}
+    """
     inside, acts = paths_of(sites, "branch"), [site for site in sites if site.kind == "acts"]
     alike = {site.like for site in acts if site.behind & inside}
     return {path for site in acts if site.like in alike for path in site.inside}

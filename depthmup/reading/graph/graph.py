@@ -403,7 +403,10 @@ class Graph:
 
     def ancestors(self, node: Node, stop: Node | None = None) -> Nodes:
         """The values that a value is computed from, itself included; those behind `stop` only if another path leads to
-        them."""
+        them.
+
+            norm(h) @ w, of this product and stop=h         # {norm(h) @ w, norm(h), w, scale of the norm, ...}
+        """
         before = Nodes(self._values, node.before)
         between = before & self.descendants([stop]) - {stop} if stop else ()
         beside = {operand for inner in between for operand in inner.operands if operand not in between} - {stop}
@@ -448,8 +451,11 @@ class Graph:
         return sizes
 
     def changed(self, changes: Mapping[Node, Any], allowed: AbstractSet[Node], cut: Sequence[Node] = ()) -> Any:
-        """{value: its new number} of all values that change with these. The values behind `cut` are computed from its
-        old number. None as soon as a value changes that is not in `allowed`."""
+        """{value: its new number} of all values that change with these; None as soon as one changes that is not in
+        `allowed`. What is computed from values in `cut` keeps its number, unless it changes otherwise, too.
+
+            changed({w: 2 * w.value}, allowed)      # h @ w: {w: 2 w, h @ w: 2 h @ w}, None if h @ w is not allowed
+        """
         # A number times an array in bfloat16 is float32 in NumPy.
         values = {node: np.asarray(number, np.asarray(node.value).dtype) for node, number in changes.items()}
         todo = self.descendants(changes) - changes.keys()

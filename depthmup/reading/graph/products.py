@@ -260,8 +260,12 @@ def _is_power(graph: Graph, node: Node, value: Node) -> bool:
 
 
 def source(graph: Graph, node: Node) -> Node | None:
-    """The last value that a value is computed from without weights and products, and without statistics of the inputs
-    (RevIN); None if there is none."""
+    """The last value that all of a value is computed from without weights and products, and without statistics of the
+    inputs (RevIN); None if there is none.
+
+        tanh(h @ head)                  # h @ head, whose source is None
+        h / sqrt(mean(h * h))           # h
+    """
     values = {node}
     while True:
         last = max(values, key=lambda value: value.order)

@@ -170,7 +170,10 @@ def _states(graph: Graph, state: Node) -> set[Node]:
 
 def containing_branches(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
     """The numbers of the branches that each one is a part of, sum and start: where two streams feed each other in
-    turn, the sum of the one alone lies in a branch of the other, or the logits depend on it otherwise, too."""
+    turn, the sum of the one alone lies in a branch of the other, or the logits depend on it otherwise, too.
+
+        h + f(g + up(g)), g = down(h)       # the branch up(g) is a part of f(...)
+    """
     values = [_inside(graph, branch) - graph.ancestors(graph.output, branch.end) for branch in branches]
     return [
         frozenset(
@@ -350,7 +353,10 @@ def _inside(graph: Graph, branch: Branch) -> Nodes:
 
 def _summands(graph: Graph, total: Node, value: Node) -> list[Node]:
     """[total] if `value` is computed from `total`, or else the outermost summands of `total` that `value` is
-    computed from."""
+    computed from.
+
+        h + attention(h), mlp(h)        # [h], as in parallel blocks
+    """
     summands, todo, before = [], [total], graph.ancestors(value)
     while todo:
         node = todo.pop()
