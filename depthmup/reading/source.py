@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,30 @@ from depthmup.rules.specs import (
     starred,
 )
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 SHALLOW = 4  # depth of the forward pass where no base depth is given
+
+
+def _keeping(attribute: str, first: int = 0) -> Callable[[Method], Method]:
+    """A decorator of methods of `Source`: what they make of arguments is kept in an attribute, {(name of the method,
+    *arguments): result}. first: the number of the first argument that counts."""
+
+    def keeping(method: Method) -> Method:
+        @functools.wraps(method)
+        def kept(source: Source, *arguments: Any) -> Any:
+            results, key = getattr(source, attribute), (method.__name__, *arguments[first:])
+            if key not in results:
+                results[key] = method(source, *arguments)
+            return results[key]
+
+        return cast(Method, kept)
+
+    return keeping
+
+
+_once = _keeping("_kept")
+_once_of_models = _keeping("_kept_of_models")  # for all sources of the same models: no parameterization changes it
+_once_of_depth = _keeping("_kept", first=1)  # the first width answers for all: without a base, it may be large
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,19 +104,9 @@ class Source:
     def __reduce__(self) -> tuple[Any, ...]:
         return Source, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        return self._kept[key] if key in self._kept else self._kept.setdefault(key, make())
-
-    def _once_of_models(self, key: Any, make: Callable[[], Any]) -> Any:
-        """`_once`, for all sources of the same models."""
-        kept = self._kept_of_models
-        return kept[key] if key in kept else kept.setdefault(key, make())
-
+    @_once_of_models
     def model(self, width: int, depth: int) -> FrameworkModel:
-        def make() -> FrameworkModel:
-            return adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output)
-
-        return self._once_of_models(("model", width, depth), make)
+        return adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output)
 
     def params(self, width: int, depth: int) -> PyTree:
         """The model's parameters, with shapes for arrays."""
@@ -103,18 +116,16 @@ class Source:
         """{path of a parameter: its shape}"""
         return flatten_shapes(self.params(width, depth))[0]
 
+    @_once_of_models
     def _program(self, width: int, depth: int) -> Program:
         """The forward pass at any width: no array is made."""
         model = self.model(width, depth)
-        apply, (params, state) = functools.partial(_logits, model), model.shapes
-        return self._once_of_models(
-            ("program", width, depth), lambda: traced_program(apply, params, self.inputs, (state,))
-        )
+        params, state = model.shapes
+        return traced_program(functools.partial(_logits, model), params, self.inputs, (state,))
 
+    @_once_of_models
     def _contractions(self, width: int, depth: int) -> list[int]:
-        return self._once_of_models(
-            ("contractions", width, depth), lambda: contractions(self._program(width, depth).closed.jaxpr)
-        )
+        return contractions(self._program(width, depth).closed.jaxpr)
 
     def under(self, p: Parameterization) -> Source:
         """The same models under another parameterization."""
@@ -141,11 +152,14 @@ class Source:
         model = self.model(width, depth)
         if hasattr(model.made, "head_dim"):
             return model.made.head_dim
-        # The numbers of the products are those of any width: without a base, `width` may be large.
-        numbers = self._once(("attentions", depth), lambda: {site.product for site in self.attentions(width, depth)})
+        numbers = self._numbers_of_attentions(width, depth)
         products = self._contractions(width, depth) if numbers else []
         sizes = {products[number] for number in numbers}
         return sizes.pop() if len(sizes) == 1 else None
+
+    @_once_of_depth
+    def _numbers_of_attentions(self, width: int, depth: int) -> set[int]:
+        return {site.product for site in self.attentions(width, depth)}
 
     def attentions(self, width: int, depth: int) -> list[Site]:
         return [site for site in self.sites(width, depth) if site.kind in ("attention", "bilinear") and site.head_dim]
@@ -158,17 +172,10 @@ class Source:
             q @ k.T / sqrt(head_dim)            # {number of q @ k.T: 0.5}
             q @ k.T / head_dim                  # {number of q @ k.T: 1.0}
         """
-
-        def numbers(width: int) -> dict[int, list[Constant]]:
-            closed, params = self._program(width, depth).closed, self.params(width, depth)
-            return self._once_of_models(
-                ("numbers of products", width, depth), lambda: constants_of_products(closed, params)
-            )
-
         result, attentions = dict[int, float](), self.attentions(width, depth)
         fixed = self._fixed(attentions, width, depth)
         for site in (site for site in attentions if site not in fixed):
-            small, large = (numbers(size)[site.product] for size in self.widths(width, depth))
+            small, large = (self._numbers_of_products(w, depth)[site.product] for w in self.widths(width, depth))
             power = head_power(small, large, site.head_dim, self.growth(site, width, depth))
             result[site.product] = power + 0.5 * site.one_unit_norm
         return result
@@ -181,10 +188,14 @@ class Source:
         """Those of these attentions and products that sum over as many terms at the larger of `widths`."""
         return [site for site in products if self.growth(site, width, depth) == 1]
 
+    @_once_of_models
     def numbers(self, width: int, depth: int) -> list[Constant]:
         """The numbers that multiply values of the forward pass, without those of factors."""
-        closed, params = self._program(width, depth).closed, self.params(width, depth)
-        return self._once_of_models(("numbers", width, depth), lambda: constants(closed, params))
+        return constants(self._program(width, depth).closed, self.params(width, depth))
+
+    @_once_of_models
+    def _numbers_of_products(self, width: int, depth: int) -> dict[int, list[Constant]]:
+        return constants_of_products(self._program(width, depth).closed, self.params(width, depth))
 
     def shallow(self, depth: int) -> int:
         """The depth at which a model of this depth is traced: the base depth, or a small one."""
@@ -208,45 +219,39 @@ class Source:
         """Where the factors go, from the forward pass at so many times the base width: it is computed, and `width` may
         be large. Products that sum over as many terms at every width are left out; others are attentions if their
         factor has a place."""
-        widths = self.widths(width, depth)
+        return self._sites_of_widths(*self.widths(width, depth), depth, times)
 
-        def of_products() -> list[Site]:
-            products = [site for site in self._sites_at(widths[0], depth) if site.kind == "bilinear"]
-            fixed = {site.product for site in self._fixed(products, width, depth)}
-            return [
-                dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
-                for site in self._sites_at(times * widths[0], depth)
-                if site.kind != "bilinear" or site.product not in fixed
-            ]
+    @_once_of_models
+    def _sites_of_widths(self, narrow: int, wide: int, depth: int, times: int) -> list[Site]:
+        products = [site for site in self._sites_at(narrow, depth) if site.kind == "bilinear"]
+        terms = self._contractions(wide, depth) if products else []
+        fixed = {site.product for site in products if terms[site.product] == site.head_dim}
+        return [
+            dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
+            for site in self._sites_at(times * narrow, depth)
+            if site.kind != "bilinear" or site.product not in fixed
+        ]
 
-        return self._once_of_models(("sites", *widths, depth, times), of_products)
-
+    @_once_of_models
     def _sites_at(self, width: int, depth: int) -> list[Site]:
         """`graph.sites` at this width, at which the forward pass may be computed."""
-
-        def computed() -> list[Site]:
-            model, program = self.model(width, depth), self._program(width, depth)
-            return sites(model.run, model.shapes[0], *self.inputs, program=program, state=(model.made_up_state,))
-
-        return self._once_of_models(("sites", width, depth), computed)
+        model, program = self.model(width, depth), self._program(width, depth)
+        return sites(model.run, model.shapes[0], *self.inputs, program=program, state=(model.made_up_state,))
 
     def deepens(self, width: int, depth: int) -> bool:
         """Whether more depth adds parameters, which blocks that share their weights do not."""
         return jax.tree.leaves(self.params(width, depth)) != jax.tree.leaves(self.params(width, 2 * depth))
 
+    @_once_of_depth
     def adds_nothing(self, width: int, depth: int) -> bool:
         """Whether the forward pass adds no activations, as in a network without residual branches. False if it cannot
-        be followed. The answer at the first width holds for all: without a base, `width` may be large."""
-
-        def answer() -> bool:
-            try:
-                return self.deepens(width, depth) and not any(
-                    site.kind in ("branch", "sum") for site in self.sites(width, depth)
-                )
-            except ForwardError:
-                return False
-
-        return self._once(("adds nothing", depth), answer)
+        be followed."""
+        try:
+            return self.deepens(width, depth) and not any(
+                site.kind in ("branch", "sum") for site in self.sites(width, depth)
+            )
+        except ForwardError:
+            return False
 
     def additions(self, width: int, depth: int) -> int:
         """The number of residual additions that repeat with depth; 0 if it cannot be counted."""
@@ -260,20 +265,16 @@ class Source:
         leaves = leaves_of(self.roles(width, depth))
         return repeated(self.sites(width, depth), {spec.path for spec in leaves if spec.in_branch})
 
+    @_once
     def roles(self, width: int, depth: int) -> PyTree:
         """The specs, without the places of factors."""
+        extended = self._extended(self.roles, width, depth) or self._widened(width, depth)
+        return extended or self._inferred(width, depth)
 
-        def specs() -> PyTree:
-            extended = self._extended(self.roles, width, depth) or self._widened(width, depth)
-            return extended or self._inferred(width, depth)
-
-        return self._once(("roles", width, depth), specs)
-
+    @_once
     def specs(self, width: int, depth: int) -> PyTree:
         """The specs, with the places of factors in a model that takes none."""
-        return self._once(
-            ("specs", width, depth), lambda: self._extended(self.specs, width, depth) or self._placed(width, depth)
-        )
+        return self._extended(self.specs, width, depth) or self._placed(width, depth)
 
     def audit(self, width: int, depth: int) -> InitAudit:
         """The audit of the init at this shape, against the init at the base shape."""
@@ -331,11 +332,12 @@ class Source:
 
     def uses(self, width: int, depth: int) -> Uses:
         """What the forward pass at the base width does with each axis."""
-        narrow, _ = self.traced_shape(width, depth)
-        program, params = self._program(narrow, depth), self.params(narrow, depth)
-        return self._once_of_models(
-            ("uses", narrow, depth), lambda: uses_of(program, params, self.growing(width, depth))
-        )
+        return self._uses_at(self.traced_shape(width, depth)[0], depth)
+
+    @_once_of_models
+    def _uses_at(self, width: int, depth: int) -> Uses:
+        growing = growing_axes(self.shapes(width, depth), self.shapes(2 * width, depth))
+        return uses_of(self._program(width, depth), self.params(width, depth), growing)
 
     def rules(self, width: int, *depths: int) -> Mapping[str, str]:
         """The overrides for models of these depths, with globs alone."""

@@ -451,10 +451,10 @@ class Graph:
         return sizes
 
     def changed(self, changes: Mapping[Node, Any], allowed: AbstractSet[Node], cut: Sequence[Node] = ()) -> Any:
-        """{value: its new number} of all values that change with these; None as soon as one changes that is not in
-        `allowed`. What is computed from values in `cut` keeps its number, unless it changes otherwise, too.
+        """{value: its new number} of all values that change with these. The values behind `cut` are computed from its
+        old number. None as soon as a value changes that is not in `allowed`.
 
-            changed({w: 2 * w.value}, allowed)      # h @ w: {w: 2 w, h @ w: 2 h @ w}, None if h @ w is not allowed
+            changed({w: 2 * w.value}, {h @ w})      # {w: ..., h @ w: ...}; None if more depends on w
         """
         # A number times an array in bfloat16 is float32 in NumPy.
         values = {node: np.asarray(number, np.asarray(node.value).dtype) for node, number in changes.items()}
