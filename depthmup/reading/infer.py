@@ -243,11 +243,8 @@ class _Inference:
         if not self.residual:
             places = Places(frozenset(), frozenset(), frozenset())
         elif self.reading:
-            deep = {name: axis for name, axis in stacks.items() if name in self.shapes.deep}
-            few, many = (
-                Pass(self.reading.sites(times), of, axes)
-                for times, of, axes in ((1, self.shapes.base, stacks), (2, self.shapes.deep, deep))
-            )
+            few = Pass(self.reading.sites(1), self.shapes.base, stacks)
+            many = Pass(self.reading.sites(2), self.shapes.deep, stacks)
             places = places_of(few, many, stream)
             twins = {name for name, twin in self._twins.items() if twin in places.in_branches}
             places = places._replace(in_branches=places.in_branches | twins)
@@ -264,8 +261,6 @@ class _Inference:
     def _twins(self) -> dict[str, str]:
         """{path of a parameter on which the logits do not depend, as in a last block: one of its shape on which they
         do}. Their paths differ in numbers only: of these parameters the program says nothing, and names have to."""
-        if not self.reading:
-            return {}
         shapes, used = self.shapes.base, paths_of(self._sites, "acts")
         kinds = {(starred(name), shapes[name]): name for name in used}
         unused = shapes.keys() - used
@@ -312,13 +307,10 @@ class _Inference:
     # Roles
 
     def _leaf(self, name: str, stacked: int | None) -> Leaf:
-        narrow, wide, _ = self.shapes.widths(name)
-        axes = [a for a in range(len(narrow)) if a != stacked]
-        grow = self.shapes.growing(name)
-        doubled = wide if len(wide) == len(narrow) else narrow
-        return Leaf(
-            name, tuple((narrow[a], doubled[a]) for a in axes), tuple(i for i, a in enumerate(axes) if a in grow)
-        )
+        shape, grow = self.shapes.base[name], self.shapes.growing(name)
+        axes = [axis for axis in range(len(shape)) if axis != stacked]
+        growing = tuple(number for number, axis in enumerate(axes) if axis in grow)
+        return Leaf(name, tuple(shape[axis] for axis in axes), growing)
 
     def _roles(self, leaves: Mapping[str, Leaf], stacks: Mapping[str, int], places: Places) -> dict[str, Roled]:
         roled: dict[str, Roled] = {}
@@ -334,7 +326,7 @@ class _Inference:
                 if odd is not None:
                     self.ask(name, odd)
             except Unclear as error:
-                roled[name] = Roled(cast(Role, self.ask(name, odd or error)), "o" * len(leaf.sizes))
+                roled[name] = Roled(cast(Role, self.ask(name, odd or error)), "o" * len(leaf.shape))
         if not self.reading:
             self._tell_biases(leaves, roled, places)
         return roled

@@ -94,6 +94,8 @@ def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
     acting = in_front(sites)
+    if len(branches) == 1:  # nothing follows the only block
+        acting |= {path for site in sites if site.behind_sums for path in site.inside}
     overrides = globs({path: "stream" if path in acting else "trunk" for path in sorted(paths)}, names)
     return (
         "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "

@@ -20,16 +20,12 @@ GROWING: dict[Role, str] = {
 class Leaf(NamedTuple):
     """A parameter without its stack axis: all axes below are its own.
 
-    sizes: the size of each axis at this width and at twice the width. grow: the axes that grow with width.
+    grow: the axes that grow with width.
     """
 
     path: str
-    sizes: tuple[tuple[int, int], ...]
+    shape: Shape
     grow: tuple[int, ...]
-
-    @property
-    def shape(self) -> Shape:
-        return tuple(size for size, _ in self.sizes)
 
 
 class Roled(NamedTuple):
@@ -62,11 +58,11 @@ def of_entries(leaf: Leaf, in_branch: bool, is_scalar: bool, neurons: Collection
     outputs of a layer."""
     others = math.prod(size for axis, size in enumerate(leaf.shape) if axis not in (*leaf.grow, *neurons))
     if not leaf.grow:
-        matrix = not is_scalar and len(leaf.sizes) > 1
-        return Roled("scalar" if is_scalar else "fixed", _in_out(leaf.shape, ()) if matrix else "o" * len(leaf.sizes))
+        matrix = not is_scalar and len(leaf.shape) > 1
+        return Roled("scalar" if is_scalar else "fixed", _in_out(leaf.shape, ()) if matrix else "o" * len(leaf.shape))
 
     def outputs_and(letter: str) -> str:
-        return "".join("o" if axis in leaf.grow else letter for axis in range(len(leaf.sizes)))
+        return "".join("o" if axis in leaf.grow else letter for axis in range(len(leaf.shape)))
 
     if len(leaf.grow) == 1 and others > 1 and not in_branch:  # rows of positions, of learned queries
         return Roled("input", outputs_and("i"))
@@ -75,7 +71,7 @@ def of_entries(leaf: Leaf, in_branch: bool, is_scalar: bool, neurons: Collection
 
 def of_shape(leaf: Leaf, in_branch: bool, layout: Layout) -> Roled:
     """The role of a parameter of which nothing but its shape is known. Raises Unclear where it fits several."""
-    sizes, grow, count = leaf.shape, leaf.grow, len(leaf.sizes)
+    (_, sizes, grow), count = leaf, len(leaf.shape)
     wide = [axis for axis, size in enumerate(sizes) if size > 1]  # axes that are not there for broadcasting only
     if not grow:
         matrix = len(wide) > 1
@@ -107,13 +103,13 @@ def of_shape(leaf: Leaf, in_branch: bool, layout: Layout) -> Roled:
 def overridden(name: str, shape: Shape, rule: Override, leaf: Leaf, layout: Layout, in_branch: bool) -> Roled:
     """What an override says of a parameter's role or axes. It wins over the axes that grow, since a plateau may hide
     growth. Raises SpecError if the parameter has fewer axes than the role needs."""
-    axes = _leaf_axes(name, rule.axes, shape, len(leaf.sizes)) if rule.axes else None
+    axes = _leaf_axes(name, rule.axes, shape, len(leaf.shape)) if rule.axes else None
     if rule.role is None:
         assert axes is not None
         return Roled(role_of_axes(axes, leaf, in_branch), axes)
     growing, needed = len(leaf.grow), len(GROWING[rule.role])
     message = f"overrides: {name} {shape} has {growing} axes that grow with width, {rule.role!r} has {needed}"
-    if len(leaf.sizes) < needed:
+    if len(leaf.shape) < needed:
         raise SpecError(message)
     if growing != needed and growing <= 2:
         warnings.warn(message, UserWarning, stacklevel=4)
@@ -169,7 +165,7 @@ def axes_for(role: Role, leaf: Leaf, layout: Layout, axes: str = "") -> str:
     """The axes of a leaf of this role: as they are known or as the layout has them, or the other way round if the role
     says so."""
     if role in ("vector", "scalar"):
-        return axes or "o" * len(leaf.sizes)
+        return axes or "o" * len(leaf.shape)
     axes = axes or _in_layout(leaf, layout)
     side = GROWING[role]
     if len(side) == len(leaf.grow) == 1 and len(axes) > 1 and axes[leaf.grow[0]] != side:

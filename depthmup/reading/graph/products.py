@@ -81,8 +81,8 @@ def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
 def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     """(left, right, product) of every product of two activations that goes into no softmax, as linear attention has.
 
-    Logits that are such products are none of them, nor are cosines, averages by weights that add up to 1, sums of
-    squares, and products whose size does not matter."""
+    Logits that are such products are none of them, nor are averages by weights that add up to 1, sums of squares, and
+    products whose size does not matter."""
     of_softmax = {product for *_, product in attentions(graph)}
     later, matrices = parameters_behind(graph), weights(graph)
     for node in graph.nodes:
@@ -92,7 +92,7 @@ def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
             continue
         left, right = factors
         squares = np.array_equal(as_stored(left).value, as_stored(right).value)
-        if not squares and not is_cosine(graph, left, right) and not _divided_by_its_size(graph, node):
+        if not squares and not _divided_by_its_size(graph, node):
             yield left, right, node
 
 

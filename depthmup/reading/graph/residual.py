@@ -139,7 +139,7 @@ def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
     for node in (addition for addition in _additions(graph) if addition not in known):
         for skip, end in (node.operands, node.operands[::-1]):
             beside = end in graph.fed and stream.isdisjoint(_chain(graph, end)) and skip not in graph.ancestors(end)
-            if skip in stream and beside and end.paths:
+            if skip in stream and beside:
                 start = _shared(graph, end)
                 if graph.parameters_between(end, start):
                     injections.append(Branch(node, end, start, start, "injection"))
