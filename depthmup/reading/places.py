@@ -73,7 +73,7 @@ def places_of(few: Pass, many: Pass, streamed: Set[str]) -> Places:
     kinds_few, kinds_many = (_kinds(of, _blocks(of, repeating)) for of in (few, many))
     # A parameter of its own block is in as many branches at every depth, one of all blocks in more of them.
     at_both = {kind for kind in kinds_few.values() if kind.branches}.intersection(kinds_many.values())
-    stacks = {path for path in few.stacks if kinds_few[path].branches and kinds_many[path].branches}
+    stacks = {path for path in few.stacks if kinds_few[path].branches}
     inside_few, inside_many = (
         frozenset(path for path, kind in kinds.items() if kind in at_both or path in stacks)
         for kinds in (kinds_few, kinds_many)

@@ -170,12 +170,11 @@ class _Reader:
         return interpreted(jaxpr, consts, arguments, _known, results_of)
 
     def _multiplied(self, value: _Value, number: float) -> _Value:
-        """A value times a number, which is noted, but for the number of terms that makes a mean of a sum."""
-        if value.is_sum or value.is_moment or not (value.behind or value.products):
+        """A value times a number, which is noted behind parameters, but for the one that makes a mean of a sum."""
+        if value.is_sum or value.is_moment or not value.behind:
             return dataclasses.replace(value, is_sum=False)
         constant = Constant(number, value.behind, value.is_normalized, next(self._orders))
-        if value.behind:
-            self.constants.append(constant)
+        self.constants.append(constant)
         for product in value.products:
             self.products[product].add(constant)
         return dataclasses.replace(value, constants=value.constants | {constant})

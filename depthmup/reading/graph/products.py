@@ -72,7 +72,7 @@ def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     for node in graph.nodes:
         if node.op in SOFTMAX or (node.op in GATES and _products_next_to(graph, node, "consumers")):
             for product in _products_next_to(graph, node, "operands"):
-                if product not in products and product.is_last_copy:
+                if product not in products:
                     products.add(product)
                     query, key = factors_of(graph, product)
                     yield query, key, product
@@ -232,10 +232,10 @@ def _heads(graph: Graph, node: Node) -> list[Node]:
     operands = graph.activations(node)
     if node.op in ("add", "sub"):  # a network that predicts noise returns x - network(x)
         operands = [operand for operand in operands if operand.paths]
-    if node.op == "concatenate" and len(operands) > 1:
+    if node.op == "concatenate" and operands:
         return [head for operand in operands for head in _heads(graph, operand)]
     chosen = operands == [node.operands[0]] and node.op in ("slice", "dynamic_slice", "gather")  # as in logits[:, 0]
-    if chosen or (len(operands) == 1 and node.op in ("add", "sub", "concatenate", *COPIES)):
+    if chosen or (len(operands) == 1 and node.op in ("add", "sub", *COPIES)):
         return _heads(graph, operands[0])
     return [node]
 

@@ -85,10 +85,7 @@ def _reaches_in(graph: Graph, branch: Branch, branches: Sequence[Branch]) -> boo
         return False
     before = graph.descendants([branch.start])
     around = (other for other in branches if other.start in before and other.start is not branch.start)
-    return any(
-        branch.sum in _inside(graph, other) and branch.sum not in graph.ancestors(graph.output, other.end)
-        for other in around
-    )
+    return any(branch.sum in _inside(graph, other) for other in around)
 
 
 def _has_layers(graph: Graph, end: Node, start: Node) -> bool:
