@@ -40,6 +40,9 @@ class Constant(NamedTuple):
 class _Value:
     """What is known of a value of the forward pass.
 
+        x / sqrt((x * x).sum())     # the sum is_sum, its root is_norm, the quotient is_normalized
+        x / sqrt((x * x).mean())    # none of these: its entries have one size at every width
+
     number: what all its entries are, if that depends on no argument. behind: the last parameter that it depends on.
     is_activation: whether it depends on the inputs. is_sum: whether it is a sum over entries. is_norm: the root of one,
       or of a moment of weights, as in weight standardization. is_normalized: divided by one.

@@ -25,18 +25,25 @@ def applied(graph: Graph) -> dict[str, Node]:
     """
     first, matrices = dict[str, Node](), weights(graph)
     for node in _layers(graph):
-        for number, operand in enumerate(node.operands):
-            parameter = as_stored(operand)
-            matrix = node.op == "dot_general" and len(parameter.shape) == 2
-            parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a stack
-            stored = operand.operands[0] if operand.op == "convert_element_type" else operand
-            kernel = node.op == "conv_general_dilated" and stored is parameter
-            # The members of an ensemble lie along the first axis, in one product.
-            stacked = len(parameter.shape) == len(operand.shape) == 3 and parameter.shape[0] == operand.shape[0]
-            members = stacked and bool(node.axes) and node.axes[number] in ((1,), (2,))
-            if parameter.path in matrices and (matrix or kernel or members):
-                first.setdefault(parameter.path, node)
+        for number in range(len(node.operands)):
+            path = _matrix(node, number)
+            if path in matrices:
+                first.setdefault(path, node)
     return first
+
+
+def _matrix(product: Node, number: int) -> str:
+    """The path of the matrix, of the stack of matrices or of the kernel that is this operand; "" if it is none."""
+    operand = product.operands[number]
+    parameter = as_stored(operand)
+    is_matrix = product.op == "dot_general" and len(parameter.shape) == 2
+    parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a stack
+    stored = operand.operands[0] if operand.op == "convert_element_type" else operand
+    is_kernel = product.op == "conv_general_dilated" and stored is parameter
+    # The members of an ensemble lie along the first axis, in one product.
+    is_stack = len(parameter.shape) == len(operand.shape) == 3 and parameter.shape[0] == operand.shape[0]
+    are_applied = is_stack and bool(product.axes) and product.axes[number] in ((1,), (2,))
+    return parameter.path if is_matrix or is_kernel or are_applied else ""
 
 
 def parameters_behind(graph: Graph) -> dict[Node, frozenset[str]]:
