@@ -202,7 +202,7 @@ def check_readout(specs: PyTree, parts: Collection[str]) -> None:
 
 def _no_place(site: Site, repeating: Collection[str]) -> str:
     some = ", ".join(sorted(site.inside.intersection(repeating) or site.inside)[:3])
-    if site.where in CLOSED:
+    if site.is_closed:
         what = f"a block with {some}" if site.kind == "branch" else "an attention"
         return (
             f"{what} lies in a jax.lax.{site.where.replace('while', 'while_loop')}, into which the forward pass is not "

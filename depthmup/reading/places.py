@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
-from depthmup.reading.graph import CLOSED, Site, union
+from depthmup.reading.graph import Site, union
 from depthmup.rules.specs import Shape, starred
 
 
@@ -142,13 +142,13 @@ def _blocks(of: Pass, repeating: Set[int | str]) -> list[Site]:
     share a shape of parameters with these, or whose skip is a projection, as in entries of stages; none inside others.
     """
     repeats = {site for site in of.branches if _group(site) in repeating}
-    repeats |= {site for site in of.branches if site.where in CLOSED and not site.alone.isdisjoint(of.stacks)}
+    repeats |= {site for site in of.branches if site.is_closed and not site.alone.isdisjoint(of.stacks)}
     shapes = {of.shape(path) for site in repeats for path in site.inside}
-    streams = {site.stream for site in repeats if site.where not in CLOSED}
+    streams = {site.stream for site in repeats if not site.is_closed}
     outer = union(site.around for site in of.branches)
     for site in of.branches if repeats else ():
         alike = site.stream in streams and any(of.shape(path) in shapes for path in site.inside)
-        single = site.origin == "stream" and site.where not in CLOSED and site.number not in outer
+        single = site.origin == "stream" and not site.is_closed and site.number not in outer
         if single and (alike or site.skip):
             repeats.add(site)
     numbers = {site.number for site in repeats}

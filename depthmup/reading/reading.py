@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from depthmup.reading.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of, union
+from depthmup.reading.graph import ForwardError, Site, Uses, last_matrices, paths_of, union
 from depthmup.reading.graph.axes import Axis
 from depthmup.reading.roles import Leaf
 from depthmup.rules.parameterization import Role
@@ -73,7 +73,7 @@ def refuse_unplaced(
     """
     if all_of:
         raise ForwardError(in_no_branch(roles, names, sites))
-    sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
+    sums = {path for site in sites if site.kind == "sum" or site.is_closed for path in site.inside}
     weights = {path for path, role in roles.items() if role not in ("vector", "scalar")}
     unclear = dict.fromkeys(sorted(sums & weights), "branch")
     if unclear:

@@ -20,7 +20,6 @@ from depthmup.reading.forward import place, repeated
 from depthmup.reading.frameworks import FrameworkModel, adapt
 from depthmup.reading.gain import GainAudit, audit_gain
 from depthmup.reading.graph import (
-    CLOSED,
     ForwardError,
     Program,
     Site,
@@ -256,7 +255,7 @@ class Source:
     def additions(self, width: int, depth: int) -> int:
         """The number of residual additions that repeat with depth; 0 if it cannot be counted."""
         sites = self.sites(width, depth)
-        if any(site.kind == "branch" and site.where in CLOSED for site in sites):
+        if any(site.kind == "branch" and site.is_closed for site in sites):
             return 0
         return sum(site.times for site in self.branches(width, depth))
 
@@ -431,13 +430,10 @@ class Source:
 
 def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
     """Whether a parameter has the shape of this one, in a model of another depth."""
-    if spec.stack_axis is None or len(shape) != len(spec.shape):
-        return tuple(shape) == spec.shape
     if any(absorbed.ranges and absorbed.axis == spec.stack_axis for absorbed in spec.absorbs or ()):
         return False  # the factor of each block is a range of its own
-    stacked = list(spec.shape)
-    stacked[spec.stack_axis] = stacked[spec.stack_axis] * depth // spec.depth
-    return tuple(shape) == tuple(stacked)
+    blocks = (size * depth // spec.depth if axis == spec.stack_axis else size for axis, size in enumerate(spec.shape))
+    return tuple(shape) == tuple(blocks)
 
 
 def traceable(model: FrameworkModel) -> tuple[Callable[..., jax.Array], PyTree]:

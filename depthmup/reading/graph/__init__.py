@@ -16,6 +16,7 @@ from depthmup.reading.graph.graph import (
     Graph,
     Node,
     Program,
+    reached,
     traced_program,
     union,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "last_matrices",
     "parts_of_scan",
     "paths_of",
+    "reached",
     "sites",
     "traced_program",
     "union",

@@ -122,7 +122,8 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     arguments += [_nothing(True, variable) for variable in jaxpr.invars[state:]]
     reader.read(jaxpr, program.closed.consts, arguments)
     axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
-    used = {path for path, _ in (*reader.uses, *reader.looked_up)}
+    looked_up = {path for path, _ in reader.looked_up}
+    used = looked_up | {path for path, _ in reader.uses}
     entries = {
         path: {axis for axis in range(len(shape)) if (path, axis) in reader.neurons}
         for path, shape in shapes.items()
@@ -131,7 +132,6 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     grids = {path: reader.grids[path] for path in entries.keys() & reader.grids.keys()
              if not {axis for of, axis in growing if of == path} <= entries[path]}  # fmt: skip
     entries = {path: of for path, of in entries.items() if path not in grids}
-    looked_up = {path for path, _ in reader.looked_up}
     matrices = Uses({path: text for path, text in axes.items() if path not in looked_up}, {})
     return Uses(axes, entries, frozenset(reader.meetings), grids | ({} if matrices.layout else reader.unseen))
 
@@ -183,16 +183,18 @@ class _Reader:
 
     def letters(self, path: str, shape: Sequence[int]) -> str:
         """The letters of a parameter; "" if the program does not tell them."""
-        uses = self.looked_up if any((path, axis) in self.looked_up for axis in range(len(shape))) else self.uses
+        axes = [(path, axis) for axis in range(len(shape))]
+        uses = self.looked_up if any(axis in self.looked_up for axis in axes) else self.uses
+        if path in self.lost or not any(axis in uses for axis in axes):
+            return ""
         result = ""
-        for axis, size in enumerate(shape):
-            of_axis = uses.get((path, axis), set()) or ({"-"} if size == 1 or (path, axis) in self.members else set())
-            if len(of_axis) != 1:
+        for axis, size in zip(axes, shape, strict=True):
+            letters = uses.get(axis) or ({"-"} if size == 1 or axis in self.members else set())
+            if len(letters) != 1:
                 return ""
-            copies = of_axis == {"o"} and (path, axis) in self.copied - self.growing
-            result += "-" if copies else next(iter(of_axis))
-        is_product = any((path, axis) in uses for axis in range(len(shape)))
-        return result if is_product and path not in self.lost else ""
+            copies = letters == {"o"} and axis in self.copied - self.growing
+            result += "-" if copies else next(iter(letters))
+        return result
 
     # The program
 

@@ -92,11 +92,12 @@ def doubles(graph: Graph, node: Node, parts: Parts, earlier: Sequence[Node] = ()
 
 
 def _doubled(graph: Graph, parts: Parts) -> dict[Node, Any]:
-    doubled = {}
-    for leaf in (n for n in graph.nodes if n.path in parts):
-        mask = parts[leaf.path]
-        doubled[leaf] = 2 * leaf.value if mask is None else np.where(mask, 2 * leaf.value, leaf.value)
-    return doubled
+    """{parameter: its value with these entries doubled}"""
+    return {
+        leaf: 2 * leaf.value if (mask := parts[leaf.path]) is None else np.where(mask, 2 * leaf.value, leaf.value)
+        for leaf in graph.nodes
+        if leaf.path in parts
+    }
 
 
 def _entries(graph: Graph, node: Node, paths: Sequence[str], stop: Node | None) -> Parts:

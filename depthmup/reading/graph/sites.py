@@ -91,6 +91,11 @@ class Site:
     product: int = 0
     where: str = ""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it lies in one of CLOSED, whose insides are not seen."""
+        return self.where in CLOSED
+
 
 def sites(
     apply: Callable[..., Any],
