@@ -509,6 +509,15 @@ def specs_of(in_branch):
     }
 
 
+def test_a_readout_stored_the_other_way_round():
+    specs = specs_of(["a_w", "a_b"])
+    specs["out_w"] = dataclasses.replace(specs["out_w"], role="input")
+    with pytest.raises(
+        ForwardError, match=r"proportional to out_w .*, which shapes take for a read-in .*layout='out_in'"
+    ):
+        absorb(specs, with_branch(lambda p, h: layer(p, "a", h)), PARAMS, X)
+
+
 def test_shapes_and_forward_pass_must_agree():
     """The norm behind a residual addition repeats with depth, but is not in the branch."""
     apply = with_branch(lambda p, h: layer(p, "a", h), lambda p, h: normed(h, p["scale"]))

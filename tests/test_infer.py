@@ -321,3 +321,15 @@ def test_equal_names_are_told_apart_by_the_forward_pass():
 def test_errors(init, options, message):
     with pytest.raises(ValueError, match=message):
         dm.infer_specs(init, **{"layout": "in_out", "width": 8, "depth": 3, **options})
+
+
+def test_an_override_of_a_parameter_without_axes():
+    def init(width, depth):
+        return {"up": jnp.zeros((4, width)), "down": jnp.zeros((width, 3)), "scale": jnp.zeros(())}
+
+    def apply(width, depth, params, x):
+        return params["scale"] * jnp.tanh(x @ params["up"]) @ params["down"]
+
+    options = dict(width=8, depth=2, residual=False, overrides={"scale": "fixed"})
+    spec = dm.infer_specs(init, apply, jnp.ones((2, 4)), **options)["scale"]
+    assert (spec.role, spec.fan_in, spec.fan_out) == ("fixed", 1, 1)

@@ -12,7 +12,7 @@ import pytest
 
 import depthmup as dm
 from depthmup.reading.graph import traced_program
-from depthmup.reading.size_constants import constants_of_products
+from depthmup.reading.size_constants import Constant, constants_of_products, head_power
 from depthmup.rules.specs import leaves_of
 from tests.foreign.conditioned import T5Attention
 from tests.foreign.models import MODELS
@@ -287,3 +287,24 @@ def test_a_number_behind_a_sum_belongs_to_both_products():
     products = constants_of_products(traced_program(apply, params, (np.ones((6, 8), np.float32),)).closed, params)
     values = [[constant.value for constant in products[number]] for number in sorted(products)]
     assert values == [[0.5], [], [], [0.5, 0.25], [0.25]]
+
+
+@pytest.mark.parametrize(
+    ("powers", "power"),
+    [
+        ([], 0.0),
+        ([-0.5], 0.5),
+        ([-1.0], 1.0),
+        ([-0.25], 0.5),  # of queries and of keys
+        ([0.5, -0.5], 0.0),  # T5: a root that the initializer takes back
+    ],
+)
+def test_power_of_the_head_size(powers, power):
+    small, large = ([Constant(size**power, "kernel") for power in powers] for size in (64, 128))
+    assert head_power(small, large, head_dim=64, growth=2) == power
+
+
+def test_the_root_of_a_norm_is_no_power_of_the_head_size():
+    """q / ||q|| * sqrt(head_dim), and logits divided by sqrt(head_dim)."""
+    small, large = ([Constant(size**0.5, "scale", True), Constant(size**-0.5, "kernel")] for size in (64, 128))
+    assert head_power(small, large, head_dim=64, growth=2) == 0.5

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from depthmup.names import at_least_one, short
 from depthmup.reading.init_std import SAMPLE, InitProgram, Std, evaluate, traced_init
+from depthmup.reading.roles import GROWING
 from depthmup.rules.parameterization import Parameterization, Role, check_parameterization
 from depthmup.rules.specs import (
     ParamSpec,
@@ -25,7 +26,6 @@ from depthmup.rules.specs import (
     starred,
 )
 
-FAN_IN = ("hidden", "output", "readout")  # roles whose standard deviation must be sigma / sqrt(fan_in)
 TOLERANCE = 0.05  # of log2(std) per doubling, beside the error of sampling
 # Initializers that are run are run once: compiling them for a CPU with all optimizations takes longer.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -146,6 +146,46 @@ def audit_init(
     return Initializers(lambda width, depth: traced_init(lambda: init_fn(width, depth))).audit(p, specs, anchor)
 
 
+class _Stds(NamedTuple):
+    """{path: `Std`} at the anchor, at twice its width, at twice its depth, and at the specs' shape, which is so many
+    times as wide and as deep as the anchor."""
+
+    start: Mapping[str, Std]
+    wide: Mapping[str, Std]
+    deep: Mapping[str, Std]
+    target: Mapping[str, Std]
+    wider: float
+    deeper: float
+
+    def judged(self, spec: ParamSpec) -> Init:
+        """The row of a parameter."""
+        path = _at_anchor(spec, self.start, self.wider, self.deeper)
+        std, number = self.target[spec.path].value, self.target[spec.path].constant
+        power = -0.5 if "i" in GROWING[spec.role] else 0.0  # the standard deviation must be sigma / sqrt(fan_in)
+        value = None if path is None else self.start[path].value
+        if path is None or value is None:  # the anchor has no such parameter, or it is too large to run
+            return Init(spec.path, spec.role, std or 0.0, power, power, 0.0, True, 1.0)
+        entries, shape = self.start[path].entries, self.start[path].shape
+        needed = power * math.log2(_growth(spec, shape, self.wide[path].shape, 2))
+        blocks = 1 if spec.stack_axis is None else 2
+        # Automatic names shift with depth: then the same path is another parameter there.
+        comparable = path in self.deep and math.prod(self.deep[path].shape) == blocks * math.prod(shape)
+        deep = self.deep if comparable else self.start
+        slopes = _slope(value, self.wide[path].value), _slope(value, deep[path].value)
+        numbers = [of[path].constant for of in (self.start, self.wide, deep)]
+        values = tuple(one for one in numbers if one is not None)
+        if len(values) == len(numbers):
+            ok = bool(np.ptp(values) <= 1e-5 * np.abs(values).max())
+            factor = 1.0 if ok or not number else values[0] / number
+            return Init(spec.path, spec.role, 0.0, 0.0, 0.0, 0.0, ok, factor, values)
+        if std is None:
+            std = value * self.wider ** slopes[0] * self.deeper ** slopes[1]
+        allowed = TOLERANCE + (ERRORS / math.sqrt(entries) / math.log(2) if entries else 0.0)
+        ok = abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed
+        factor = 1.0 if ok or not std else value / std * _growth(spec, shape, spec.shape, self.wider) ** power
+        return Init(spec.path, spec.role, std, slopes[0], needed, slopes[1], ok, factor)
+
+
 @dataclasses.dataclass(eq=False)
 class Initializers:
     """A model's initializers at any shape. program: (width, depth) -> the traced init."""
@@ -164,34 +204,8 @@ class Initializers:
         w, d = p.base_or(width, depth) if anchor is None else _shape(anchor)
         start, wide, deep = (self.measured(*shape) for shape in ((w, d), (2 * w, d), (w, 2 * d)))
         target = start if (w, d) == (width, depth) else self.stds(width, depth)
-        rows = []
-        for spec in leaves:
-            std = target[spec.path].value
-            path = _at_anchor(spec, start, width / w, depth / d)
-            power = -0.5 if spec.role in FAN_IN else 0.0
-            if path is None or start[path].value is None:  # the anchor has no such parameter, or it is too large to run
-                rows.append(Init(spec.path, spec.role, std or 0.0, power, power, 0.0, True, 1.0))
-                continue
-            value, entries, shape = start[path].value or 0.0, start[path].entries, start[path].shape
-            needed = power * math.log2(_growth(spec, shape, wide[path].shape, 2))
-            blocks = 1 if spec.stack_axis is None else 2
-            # Automatic names shift with depth: then the same path is another parameter there.
-            comparable = path in deep and math.prod(deep[path].shape) == blocks * math.prod(shape)
-            slopes = _slope(value, wide[path].value), _slope(value, deep[path].value) if comparable else 0.0
-            if std is None:
-                std = value * (width / w) ** slopes[0] * (depth / d) ** slopes[1]
-            allowed = TOLERANCE + (ERRORS / math.sqrt(entries) / math.log(2) if entries else 0.0)
-            numbers = [at[path].constant for at in (start, wide, deep if comparable else start)]
-            values = tuple(number for number in numbers if number is not None)
-            if len(values) == len(numbers):
-                ok, number = bool(np.ptp(values) <= 1e-5 * np.abs(values).max()), target[spec.path].constant
-                factor = 1.0 if ok or not number else values[0] / number
-                rows.append(Init(spec.path, spec.role, 0.0, 0.0, 0.0, 0.0, ok, factor, values))
-                continue
-            ok = abs(slopes[0] - needed) <= allowed and abs(slopes[1]) <= allowed
-            factor = 1.0 if ok or not std else value / std * _growth(spec, shape, spec.shape, width / w) ** power
-            rows.append(Init(spec.path, spec.role, std, slopes[0], needed, slopes[1], ok, factor))
-        return InitAudit(tuple(rows), (w, d))
+        stds = _Stds(start, wide, deep, target, width / w, depth / d)
+        return InitAudit(tuple(map(stds.judged, leaves)), (w, d))
 
     def _measured(self, width: int, depth: int) -> dict[str, Std]:
         """`stds`; where the program does not tell them, one initializer of each kind of parameter is run, if it has at

@@ -10,20 +10,21 @@ from depthmup.reading.overrides import Unclear
 from depthmup.rules.specs import Shape
 
 
-def stack_axis(name: str, before: Shape, after: Shape, grow: Collection[int]) -> int | None:
-    """The axis along which blocks are stacked, or None: the only axis that changes with depth, which doubles and does
-    not grow with width. Raises Unclear if the shape changes with depth otherwise."""
+def stack_axis(name: str, before: Shape, after: Shape, grow: Collection[int]) -> int:
+    """The axis along which blocks are stacked in a parameter whose shape changes with depth: the only one that does,
+    which doubles and does not grow with width. Raises Unclear if there is none.
+
+        (4, 32, 64) -> (8, 32, 64)      # 0
+        (3, 32, 64) -> (7, 32, 64)      # Unclear, with the guess "branch": depth - 1 blocks, or such
+    """
     changed = [a for a, (x, y) in enumerate(zip(before, after, strict=False)) if x != y]
-    axis = changed[0] if len(before) == len(after) and len(changed) == 1 else None
-    if axis is not None and axis not in grow and after[axis] == 2 * before[axis]:
+    in_both = [a for a in changed if a in grow]
+    axis = changed[0] if len(before) == len(after) and len(changed) == 1 and not in_both else None
+    if axis is not None and after[axis] == 2 * before[axis]:
         return axis
-    if before != after:
-        in_both = [a for a in changed if a in grow]
-        why = f"axis {in_both[0]} changes with width and with depth" if in_both else "one axis must double"
-        fewer = axis is not None and axis not in grow and after[axis] > 2 * before[axis]  # depth - 1 blocks, or such
-        guess = "branch" if fewer else "trunk"
-        raise Unclear(f"{name}: its shape goes from {before} to {after} at twice the depth; {why}", guess)
-    return None
+    why = f"axis {in_both[0]} changes with width and with depth" if in_both else "one axis must double"
+    guess = "branch" if axis is not None and after[axis] > 2 * before[axis] else "trunk"
+    raise Unclear(f"{name}: its shape goes from {before} to {after} at twice the depth; {why}", guess)
 
 
 class Lists:

@@ -29,6 +29,7 @@ from depthmup.reading.graph import (
     paths_of,
     residual,
     sites,
+    union,
     values_at,
 )
 from depthmup.reading.reading import in_no_branch
@@ -105,24 +106,17 @@ def place(
                 masks[path][site.kind, head_dim] = None if mask is None or other is None else mask | other
         return masks
 
-    masks, twice = masks_of(sites, branches), dict[str, Masks]()
+    masks, twice, added = masks_of(sites, branches), dict[str, Masks](), paths_of(sites, "offset")
     if any(_joins(mask, leaves[path].shape, growth) for path, of_path in masks.items() for mask in of_path.values()):
         twice = masks_of(at_twice := wider(), repeated(at_twice, repeating))
-    absorbs = {
-        path: tuple(
-            Absorbed(*key, *_ranges(path, mask, leaves[path].shape, twice.get(path, {}).get(key)))
-            for key, mask in of_path.items()
-        )
-        for path, of_path in masks.items()
-    }
-    added = dict.fromkeys(paths_of(sites, "offset"), 1.0)
-    return jax.tree.map(
-        lambda spec: dataclasses.replace(
-            leaves[spec.path], absorbs=absorbs[spec.path], offset=added.get(spec.path, 0.0)
-        ),
-        specs,
-        is_leaf=is_spec,
-    )
+
+    def placed_in(path: str) -> ParamSpec:
+        ranges = ((key, _ranges(path, mask, leaves[path].shape, twice.get(path, {}).get(key)))
+                  for key, mask in masks[path].items())  # fmt: skip
+        absorbs = tuple(Absorbed(*key, *of_key) for key, of_key in ranges)
+        return dataclasses.replace(leaves[path], absorbs=absorbs, offset=float(path in added))
+
+    return jax.tree.map(lambda spec: placed_in(spec.path), specs, is_leaf=is_spec)
 
 
 def _in_their_places(
@@ -132,9 +126,9 @@ def _in_their_places(
     are outside, vectors that are in no branch on the stream. Raises ForwardError for weights that repeat with depth and
     are in no branch. placed: as in `place`."""
     leaves = {spec.path: spec for spec in leaves_of(specs)}
-    for path in frozenset[str]().union(*(site.skip for site in branches)).difference(placed):
+    for path in union(site.skip for site in branches).difference(placed):
         leaves[path] = dataclasses.replace(leaves[path], in_branch=False)
-    inside = frozenset[str]().union(*(site.inside for site in branches)).union(placed, paths_of(sites, "unused"))
+    inside = union(site.inside for site in branches).union(placed, paths_of(sites, "unused"))
     outside = {path for path, spec in leaves.items() if spec.in_branch and path not in inside}
     vectors = {path for path in outside if leaves[path].role in ("vector", "scalar")}
     for path in vectors:
@@ -208,7 +202,7 @@ def check_readout(specs: PyTree, parts: Collection[str]) -> None:
 
 def _no_place(site: Site, repeating: Collection[str]) -> str:
     some = ", ".join(sorted(site.inside.intersection(repeating) or site.inside)[:3])
-    if site.where in CLOSED:
+    if site.is_closed:
         what = f"a block with {some}" if site.kind == "branch" else "an attention"
         return (
             f"{what} lies in a jax.lax.{site.where.replace('while', 'while_loop')}, into which the forward pass is not "
@@ -245,7 +239,10 @@ def _ranges(
 ) -> tuple[int, tuple[tuple[int, int], ...]]:
     """(axis, half-open ranges along it) of the entries of a mask, for a parameter of this shape, whose width may differ
     from the mask's. twice: the mask at twice its width; None: all ends of ranges grow with the axis.
-    Raises ForwardError if the entries are no such ranges."""
+    Raises ForwardError if the entries are no such ranges.
+
+        mask of the first 8 of 24 columns, shape (8, 48)        # (1, ((0, 16),))
+    """
     if mask is None or mask.all():
         return 0, ()
     for axis in range(mask.ndim):
@@ -259,14 +256,17 @@ def _ranges(
             if at_twice is None or len(at_twice) != len(ends):
                 continue
             more, grown = at_twice - ends, twice.shape[axis] - small
-        steps, remainders = np.divmod(more * (size - small), grown)
+        steps, remainders = np.divmod(more * (size - small), grown)  # how far each end moves
         if not remainders.any():
             return axis, tuple((int(low), int(high)) for low, high in (ends + steps).reshape(-1, 2))
     raise ForwardError(f"{path}: a factor would multiply entries that are no ranges along one axis")
 
 
 def _ends(mask: np.ndarray, axis: int) -> np.ndarray | None:
-    """The ends of the ranges of entries along an axis; None if the entries are no such ranges."""
+    """The ends of the ranges of entries along an axis; None if the entries are no such ranges.
+
+    [1, 1, 0, 0, 0, 1]      # [0, 2, 5, 6]
+    """
     line = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1)
     if (line.all(axis=1) != line.any(axis=1)).any():
         return None
@@ -312,12 +312,9 @@ def _stream(graph: Graph, blocks: int) -> tuple[list[Node], list[Node], int]:
     values = [graph.ancestors(branch.end, branch.start) for branch in branches]
     outer = [branch for branch in branches if not any(branch.sum in within for within in values)]
     # Additions inside a branch are no residual stream, unless all others are too few.
-    for additions in (outer, branches):
-        per_block, remainder = divmod(sum(branch.sum.times for branch in additions), blocks)
-        if additions and not remainder:
-            break
-    else:
-        additions, per_block = branches, 1
+    counts = [(additions, sum(branch.sum.times for branch in additions)) for additions in (outer, branches)]
+    fitting = [(additions, count // blocks) for additions, count in counts if additions and count % blocks == 0]
+    additions, per_block = (*fitting, (branches, 1))[0]
     entries = [branch.start.operands[0] if branch.start.op == "carry" else branch.start for branch in additions[:1]]
     sums = [branch.sum for branch in additions]
     inside = {node.place for node in sums}  # of a recurrence, where the start is the sum of an earlier step

@@ -104,18 +104,17 @@ class FrameworkModel(abc.ABC):
 
     def with_factors(self, factors: ForwardFactors) -> FrameworkModel:
         """The model with these factors, if it takes any. They may be traced."""
-        if self.factors is None:
-            return self
-        other = copy.copy(self)  # with what was made of the factory already
-        object.__setattr__(other, "factors", factors)
-        return other
+        return self if self.factors is None else self._with(factors=factors)
 
     def in_evaluation(self) -> FrameworkModel:
         """The model as in evaluation: options such as train=True are turned around, and `evaluated` is applied."""
         turned = {name: EVALUATION.get(name, value) for name, value in self.options.items()}
+        return self._with(options=turned, training=False)
+
+    def _with(self, **fields: Any) -> FrameworkModel:
+        """The model with other fields, and with all that was made of the factory already."""
         other = copy.copy(self)
-        object.__setattr__(other, "options", turned)
-        object.__setattr__(other, "training", False)
+        vars(other).update(fields)
         return other
 
     def apply(self, model: Any, *args: Any, **options: Any) -> Any:
@@ -483,43 +482,51 @@ def adapt(
     Its factors are 1 if its call takes factors. Raises TypeError if it is of no framework known here.
     """
     inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, inputs)
-    made_by: Any = factory
-    while isinstance(made_by, functools.partial):
-        made_by = made_by.func
-    # A class' own signature may be that of its metaclass, which hides the names.
-    arguments = inspect.signature(made_by.__init__ if inspect.isclass(made_by) else made_by).parameters
-    kind: type[FrameworkModel] | None = None
-    if "rngs" in arguments:
-        from flax import nnx
+    kind, make = _kind_and_make(factory, width, depth)
+    if call is not None and kind in (LinenModel, HaikuModel):
+        raise TypeError("call= is for models that are called themselves; for Linen and Haiku pass options=")
 
-        rngs = lambda key: key if isinstance(key, nnx.Rngs) else nnx.Rngs(key)  # noqa: E731
-        kind, make = NNXModel, lambda key: factory(width, depth, rngs=rngs(key))
-    elif "key" in arguments:
-        kind, make = PytreeModel, lambda key: factory(width, depth, key=key)
-    else:
-        with jax.ensure_compile_time_eval():  # of its arrays, where `setup` is called inside of jit
-            module = factory(width, depth)
-        linen = isinstance(module, nn.Module)
-        kind, make = LinenModel if linen else HaikuModel if _is_of("haiku", module) else None, lambda key: module
-        if kind is None:
-            raise TypeError(
-                f"factory(width, depth) gives a {type(module).__name__}, which is neither a Linen module nor a Haiku "
-                "transform. NNX: factory(width, depth, rngs). Equinox, or parameters in any pytree: factory(width, "
-                "depth, key). The names rngs and key tell which"
-            )
-        if call is not None:
-            raise TypeError("call= is for models that are called themselves; for Linen and Haiku pass options=")
-    model = kind(make, inputs, options, call, output, shape=(width, depth))
+    def model_of(kind: type[FrameworkModel]) -> FrameworkModel:
+        return kind(make, inputs, options, call, output, shape=(width, depth))
+
+    model = model_of(kind)
     if kind is PytreeModel and _is_of("equinox", model.made):
-        model = EquinoxModel(make, inputs, options, call, output, shape=(width, depth))
+        model = model_of(EquinoxModel)
     elif kind is PytreeModel and isinstance(model.made, tuple) and _is_of("equinox", model.made[-1]):
-        model = StatefulEquinoxModel(make, inputs, options, call, output, shape=(width, depth))
-    if call is None and not isinstance(model, (LinenModel, HaikuModel)) and not callable(model.made):
+        model = model_of(StatefulEquinoxModel)
+    if call is None and kind not in (LinenModel, HaikuModel) and not callable(model.made):
         raise TypeError(
             f"the factory gives a {type(model.made).__name__}, which cannot be called: pass call=lambda model, x: ..."
         )
     takes_factors = "factors" in inspect.signature(call or type(model.made).__call__).parameters
     return dataclasses.replace(model, factors=ForwardFactors(1.0, 1.0, 1.0)) if takes_factors else model
+
+
+def _kind_and_make(
+    factory: Callable[..., Any], width: int, depth: int
+) -> tuple[type[FrameworkModel], Callable[[Any], Any]]:
+    """(the framework of a factory, key -> what it makes), by the names of its arguments, or by what it makes of none"""
+    made_by: Any = factory
+    while isinstance(made_by, functools.partial):
+        made_by = made_by.func
+    # A class' own signature may be that of its metaclass, which hides the names.
+    arguments = inspect.signature(made_by.__init__ if inspect.isclass(made_by) else made_by).parameters
+    if "rngs" in arguments:
+        from flax import nnx
+
+        rngs = lambda key: key if isinstance(key, nnx.Rngs) else nnx.Rngs(key)  # noqa: E731
+        return NNXModel, lambda key: factory(width, depth, rngs=rngs(key))
+    if "key" in arguments:
+        return PytreeModel, lambda key: factory(width, depth, key=key)
+    with jax.ensure_compile_time_eval():  # of its arrays, where `setup` is called inside of jit
+        module = factory(width, depth)
+    if isinstance(module, nn.Module) or _is_of("haiku", module):
+        return LinenModel if isinstance(module, nn.Module) else HaikuModel, lambda key: module
+    raise TypeError(
+        f"factory(width, depth) gives a {type(module).__name__}, which is neither a Linen module nor a Haiku "
+        "transform. NNX: factory(width, depth, rngs). Equinox, or parameters in any pytree: factory(width, "
+        "depth, key). The names rngs and key tell which"
+    )
 
 
 def _key(key: Any) -> jax.Array:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from depthmup.reading.graph import ADDITIONS, CLOSED, PRODUCTS, Graph, Node
+from depthmup.reading.graph import ADDITIONS, CLOSED, PRODUCTS, Graph, Node, reached
 from depthmup.rules.specs import PyTree, check_shapes, flatten_shapes, leaves_of, parameters_only, starred
 
 SAMPLES = 2**17  # of z, at least
@@ -93,25 +93,18 @@ def audit_gain(specs: PyTree, apply: Callable[..., Any], params: PyTree, *inputs
 def _mean_square(graph: Graph, activation: Node) -> float | None:
     """<phi(z)^2>, z ~ N(0, 1), where phi is the function from the last layers, norms or sums to this value; None if phi
     mixes units."""
-    inputs, between, todo = dict[Node, None](), set[Node](), [activation]
-    while todo:
-        node = todo.pop()
-        if node in between or node in inputs:
-            continue
-        if _ends(graph, node):
-            inputs[node] = None
-        else:
-            between.add(node)
-            todo += graph.activations(node)
+    values = reached([activation], lambda node: () if _ends(graph, node) else graph.activations(node))
+    inputs = sorted((node for node in values if _ends(graph, node)), key=lambda node: node.order)
+    between = sorted(values.difference(inputs), key=lambda node: node.order)
     if any(node.op.startswith(MIXES) for node in between):
         return None
     draws = -(-SAMPLES // min(math.prod(node.shape) for node in inputs))
 
     def phi(*normals: jax.Array) -> jax.Array:
-        values = dict(zip(inputs, normals, strict=True))
-        for node in sorted(between, key=lambda value: value.order):
-            values[node] = node.evaluate(*(values.get(operand, operand.value) for operand in node.operands))
-        return values[activation]
+        numbers = dict(zip(inputs, normals, strict=True))
+        for node in between:
+            numbers[node] = node.evaluate(*(numbers.get(operand, operand.value) for operand in node.operands))
+        return numbers[activation]
 
     normals = [_normal(number, (draws, *node.shape), node) for number, node in enumerate(inputs)]
     return float(jnp.square(jax.vmap(phi)(*normals)).mean())

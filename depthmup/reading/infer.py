@@ -14,11 +14,11 @@ import jax
 from depthmup.names import at_least_one, short, unknown
 from depthmup.reading.blocks import Lists, stack_axis
 from depthmup.reading.graph import Program, Site, paths_of, sites, traced_program, uses_of
-from depthmup.reading.overrides import Override, Unclear, match, overrides_by_path, question
+from depthmup.reading.overrides import PLACES, Override, Unclear, match, overrides_by_path, question
 from depthmup.reading.places import Pass, Places, places_of
 from depthmup.reading.reading import Reading, ends, growing_axes, in_front, refuse_unplaced, unseen_by
 from depthmup.reading.roles import (
-    NEEDED,
+    GROWING,
     Leaf,
     Roled,
     decide_readouts,
@@ -34,6 +34,7 @@ from depthmup.rules.specs import (
     Layout,
     Overrides,
     ParamSpec,
+    Place,
     PyTree,
     SpecError,
     flatten_shapes,
@@ -159,6 +160,11 @@ class _Inference:
     names: set[str] = dataclasses.field(default_factory=set)
     guesses: dict[str, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def _sites(self) -> Sequence[Site]:
+        """Those of the forward pass at this depth; none without one."""
+        return self.reading.sites(1) if self.reading else ()
+
     def ask(self, name: str, unclear: Unclear) -> str:
         self.names.add(name)
         self.reasons.append(unclear.why)
@@ -171,13 +177,11 @@ class _Inference:
         stacks = {name: axis for name, axis in of_blocks.items() if not self._joins_outputs(name, axis)}
         leaves = {name: self._leaf(name, stacks.get(name)) for name in shapes.base}
         roled = self._roles(leaves, stacks, places)
-        growing, reading = [name for name, leaf in leaves.items() if leaf.grow], self.reading
-
-        def by_program() -> tuple[Mapping[str, Role], Set[str]]:
-            assert reading
-            return ends(reading.sites(1), shapes.base, growing), paths_of(reading.sites(1), "unused")
-
-        lookalikes, why = decide_readouts(roled, leaves, self.settled, self.layout, by_program if reading else None)
+        growing, sites = [name for name, leaf in leaves.items() if leaf.grow], self._sites
+        forward_ends = ends(sites, shapes.base, growing) if self.reading else {}
+        lookalikes, why = decide_readouts(
+            roled, leaves, self.settled, self.layout, forward_ends, paths_of(sites, "unused")
+        )
         if why:
             self.names.update(lookalikes)
             self.reasons.append(why)
@@ -203,26 +207,30 @@ class _Inference:
         try:
             return stack_axis(name, before, after, self.shapes.growing(name))
         except Unclear as error:  # Its fans change with depth: no forward pass tells a rule for that.
-            rule = self.rules.get(name, Override())
-            if rule.place is None and self.residual:
-                guess, letters = self.ask(name, error), self.reading.uses.axes.get(name, "") if self.reading else ""
+            if self.residual and not self.rules.get(name, Override()).place:
+                guess, letters = self.ask(name, error), self._letters(name)
                 changed = {letter for letter, few, many in zip(letters, before, after, strict=False) if few != many}
                 # Outputs for all blocks act in these.
                 self.guesses[name] = "branch" if guess == "branch" or changed == {"o"} else f"{guess}/hidden"
             return None
 
+    def _letters(self, name: str) -> str:
+        """What the forward pass says of each axis of a parameter; "" if it says nothing."""
+        return self.reading.uses.axes.get(name, "") if self.reading else ""
+
     def _joins_outputs(self, name: str, axis: int) -> bool:
         """Whether an axis of blocks is one of a product: of the outputs for all blocks, and no stack."""
-        letters = self.reading.uses.axes.get(name) if self.reading else None
-        return letters is not None and letters[axis] != "-"
+        letters = self._letters(name)
+        return bool(letters) and letters[axis] != "-"
 
     def _has_moved(self, name: str) -> bool:
-        """Whether the parameter has another path at twice the depth, where its path is that of another one: in lists
-        with automatic names."""
-        shapes = self.shapes
+        """Whether a parameter of this shape is at twice the depth, too, only under another path.
+
+        {"dense_4": (8, 2)}, at twice the depth {"dense_4": (8, 8), "dense_8": (8, 2)}      # True of dense_4
+        """
         if not self.reading:
             return self._lists.gains(name)
-        few, many = (Counter(of.values())[shapes.base[name]] for of in (shapes.base, shapes.deep))
+        few, many = (Counter(of.values())[self.shapes.base[name]] for of in (self.shapes.base, self.shapes.deep))
         return many >= few
 
     @functools.cached_property
@@ -231,31 +239,29 @@ class _Inference:
 
     def _places(self, stacks: Mapping[str, int]) -> Places:
         """The places, with those of overrides."""
-        by_rule = {name: rule.place for name, rule in self.rules.items() if rule.place and name in self.shapes.base}
+        branch, trunk, stream = map(self._overridden, PLACES)
         if not self.residual:
             places = Places(frozenset(), frozenset(), frozenset())
         elif self.reading:
-            deep = {name: axis for name, axis in stacks.items() if name in self.shapes.deep}
-            few, many = (
-                Pass(self.reading.sites(times), of, axes)
-                for times, of, axes in ((1, self.shapes.base, stacks), (2, self.shapes.deep, deep))
-            )
-            places = places_of(few, many, {name for name, place in by_rule.items() if place == "stream"})
+            few = Pass(self.reading.sites(1), self.shapes.base, stacks)
+            many = Pass(self.reading.sites(2), self.shapes.deep, stacks)
+            places = places_of(few, many, stream)
             twins = {name for name, twin in self._twins.items() if twin in places.in_branches}
             places = places._replace(in_branches=places.in_branches | twins)
         else:
             places = self._listed(stacks)
-        inside = places.in_branches.difference(by_rule).union(n for n, place in by_rule.items() if place == "branch")
-        stream = places.between.difference(by_rule).union(n for n, place in by_rule.items() if place == "stream")
-        return Places(inside, stream, places.unplaced.difference(by_rule), places.mixing.difference(by_rule))
+        inside, between, unplaced, mixing = (paths - branch - stream - trunk for paths in places)
+        return Places(inside | branch, between | stream, unplaced, mixing)
+
+    def _overridden(self, place: Place) -> frozenset[str]:
+        """The parameters that overrides put in a place."""
+        return frozenset(name for name in self.shapes.base if self.rules.get(name, Override()).place == place)
 
     @functools.cached_property
     def _twins(self) -> dict[str, str]:
         """{path of a parameter on which the logits do not depend, as in a last block: one of its shape on which they
         do}. Their paths differ in numbers only: of these parameters the program says nothing, and names have to."""
-        if not self.reading:
-            return {}
-        shapes, used = self.shapes.base, paths_of(self.reading.sites(1), "acts")
+        shapes, used = self.shapes.base, paths_of(self._sites, "acts")
         kinds = {(starred(name), shapes[name]): name for name in used}
         unused = shapes.keys() - used
         return {name: kinds[kind] for name in sorted(unused) if (kind := (starred(name), shapes[name])) in kinds}
@@ -285,84 +291,84 @@ class _Inference:
         """The parameters on the stream: vectors and scalars between branches, or of what blocks add to it otherwise;
         those by which all blocks mix copies of it. Weights that repeat with depth outside the branches have no rule,
         nor have the vectors of such a layer."""
-        by_rule = {name for name, rule in self.rules.items() if rule.place == "stream"}
+        streamed = self._overridden("stream")
         if all(roled[name].role not in ("input", "hidden") for name in places.mixing):
-            by_rule |= places.mixing
-        repeating, between = (places.between | places.unplaced) - by_rule, places.between
+            streamed |= places.mixing
+        acting, repeating = places.between, (places.between | places.unplaced) - streamed
         if self.reading:
-            between = between & (in_front(self.reading.sites(1)) | in_front(self.reading.sites(2)))
+            acting &= in_front(self.reading.sites(1)) | in_front(self.reading.sites(2))
         small = {name for name in repeating if roled[name].role in ("vector", "scalar", "fixed")}
         if repeating == small:
-            return (small - (places.between - between)) | by_rule
-        without_rule = repeating - (small & places.between)
+            return (small & (acting | places.unplaced)) | streamed
         if self.reading:
-            self.reading.refuse({name: roled[name].role for name in without_rule})
-        return (small & between) | by_rule
+            self.reading.refuse({name: roled[name].role for name in repeating - (small & places.between)})
+        return (small & acting) | streamed
 
     # Roles
 
     def _leaf(self, name: str, stacked: int | None) -> Leaf:
-        narrow, wide, _ = self.shapes.widths(name)
-        axes = [a for a in range(len(narrow)) if a != stacked]
-        grow = self.shapes.growing(name)
-        doubled = wide if len(wide) == len(narrow) else narrow
-        return Leaf(
-            name, tuple((narrow[a], doubled[a]) for a in axes), tuple(i for i, a in enumerate(axes) if a in grow)
-        )
+        shape, grow = self.shapes.base[name], self.shapes.growing(name)
+        axes = [axis for axis in range(len(shape)) if axis != stacked]
+        growing = tuple(number for number, axis in enumerate(axes) if axis in grow)
+        return Leaf(name, tuple(shape[axis] for axis in axes), growing)
 
     def _roles(self, leaves: Mapping[str, Leaf], stacks: Mapping[str, int], places: Places) -> dict[str, Roled]:
         roled: dict[str, Roled] = {}
         scalars = places.in_branches | places.between | places.unplaced | self._behind_readouts(leaves)
-        twins = self._twins
         for name, leaf in leaves.items():
-            seen = twins.get(name, name)
-            rule, odd = self.rules.get(name, Override()), irregular(name, self.shapes.widths(name), self.width)
-            in_branch = name in places.in_branches
+            rule, in_branch = self.rules.get(name, Override()), name in places.in_branches
+            if rule.role or rule.axes:
+                roled[name] = overridden(name, self.shapes.base[name], rule, leaf, self.layout, in_branch)
+                continue
+            odd = irregular(name, self.shapes.widths(name), self.width)
             try:
-                if rule.role or rule.axes:
-                    roled[name] = overridden(name, self.shapes.base[name], rule, leaf, self.layout, in_branch)
-                elif self.reading and seen in self.reading.uses.axes:
-                    axes = self.reading.uses.axes[seen]
-                    axes = "".join(letter for axis, letter in enumerate(axes) if axis != stacks.get(name))
-                    roled[name] = Roled(role_of_axes(axes, leaf, in_branch), axes)
-                elif self.reading and seen in self.reading.uses.entries:
-                    stack = stacks.get(name, len(self.shapes.base[name]))
-                    neurons = [axis - (axis > stack) for axis in self.reading.uses.entries[seen] if axis != stack]
-                    roled[name] = of_entries(leaf, in_branch, seen in scalars, neurons)
-                else:
-                    roled[name] = of_shape(leaf, in_branch, self.layout)
-                    if self.reading and seen in self.reading.unseen and roled[name].role not in ("vector", "scalar"):
-                        self.ask(name, Unclear(unseen_by(self.reading.unseen[seen], leaf), roled[name].role))
-                if odd is not None and not (rule.role or rule.axes):
+                roled[name] = self._role(leaf, stacks.get(name), in_branch, scalars)
+                if odd is not None:
                     self.ask(name, odd)
             except Unclear as error:
-                roled[name] = Roled(cast(Role, self.ask(name, odd or error)), "o" * len(leaf.sizes))
+                roled[name] = Roled(cast(Role, self.ask(name, odd or error)), "o" * len(leaf.shape))
         if not self.reading:
             self._tell_biases(leaves, roled, places)
+        return roled
+
+    def _role(self, leaf: Leaf, stack: int | None, in_branch: bool, scalars: Set[str]) -> Roled:
+        """What the forward pass says that a parameter is, else what its shape says. stack: its stack axis. scalars: the
+        parameters that are scalars if nothing of them grows."""
+        if not self.reading:
+            return of_shape(leaf, in_branch, self.layout)
+        seen, uses = self._twins.get(leaf.path, leaf.path), self.reading.uses
+        members = [axis for axis in range(len(self.shapes.base[leaf.path])) if axis != stack]
+        if seen in uses.axes:
+            axes = "".join(uses.axes[seen][axis] for axis in members)
+            return Roled(role_of_axes(axes, leaf, in_branch), axes)
+        if seen in uses.entries:
+            neurons = [number for number, axis in enumerate(members) if axis in uses.entries[seen]]
+            return of_entries(leaf, in_branch, seen in scalars, neurons)
+        roled = of_shape(leaf, in_branch, self.layout)
+        if seen in self.reading.unseen and roled.role not in ("vector", "scalar"):
+            self.ask(leaf.path, Unclear(unseen_by(self.reading.unseen[seen], leaf), roled.role))
         return roled
 
     def _tell_biases(self, leaves: Mapping[str, Leaf], roled: dict[str, Roled], places: Places) -> None:
         """Without a forward pass: the bias of a readout has its number of outputs, other vectors of fixed size outside
         the branches stand before the readout."""
         readouts = [name for name, (role, _) in roled.items() if role == "readout"]
-        ends = Counter(fans(*roled[name], leaves[name].shape)[1] for name in readouts)
+        outputs = Counter(fans(*roled[name], leaves[name].shape)[1] for name in readouts)
         outside = self.shapes.base.keys() - places.in_branches - self.settled
         vectors = [name for name, (role, _) in roled.items() if role == "scalar" and name in outside]
         sizes = Counter(leaves[name].shape for name in vectors)
         for name in vectors:
             shape = leaves[name].shape
             size = math.prod(shape)
-            if size not in ends and shape:
+            if size not in outputs and shape:
                 roled[name] = Roled("fixed", roled[name].axes)
-            elif sizes[shape] > max(ends[size], 1):
+            elif sizes[shape] > max(outputs[size], 1):
                 self.ask(name, Unclear(f"{name} {shape}: a readout's bias, or a vector before the readout?", "fixed"))
 
     def _behind_readouts(self, leaves: Mapping[str, Leaf]) -> set[str]:
         """The parameters behind which none acts that grows with width."""
-        if not self.reading:
-            return set()
         growing = {name for name, leaf in leaves.items() if leaf.grow}
-        acting = (site for site in self.reading.sites(1) if site.kind == "acts" and site.behind.isdisjoint(growing))
+        acting = (site for site in self._sites if site.kind == "acts" and site.behind.isdisjoint(growing))
         return {path for site in acting for path in site.inside}
 
     # Errors
@@ -379,7 +385,7 @@ class _Inference:
 
     def _check_whole(self, specs: Sequence[ParamSpec]) -> None:
         """Raises SpecError for a network that cannot be right as a whole, though each of its parameters has a role."""
-        by_role = {role: [spec for spec in specs if spec.role == role] for role in NEEDED}
+        by_role = {role: [spec for spec in specs if spec.role == role] for role in GROWING}
         flat = self.residual and self.shapes.base == self.shapes.deep
         if flat and by_role["hidden"] and not any(spec.in_branch for spec in specs):
             raise SpecError(
@@ -389,20 +395,20 @@ class _Inference:
                 "them by it in the model, h + branch(h) / depth, and pass residual=False; overrides={GLOB: 'stream'} "
                 "for norms after these sums"
             )
-        outside = [spec.path for spec in by_role["input"] if not spec.in_branch]
-        ends = by_role["readout"] or [spec for spec in by_role["output"] if not spec.in_branch]
+        first = [spec.path for spec in by_role["input"] if not spec.in_branch]
+        last = by_role["readout"] or [spec for spec in by_role["output"] if not spec.in_branch]
         body = by_role["hidden"] or by_role["output"]
-        if self.reading or not body or not self.settled.isdisjoint(outside):
+        if self.reading or not body or not self.settled.isdisjoint(first):
             return
-        if outside and not ends:
+        if first and not last:
             raise SpecError(
-                f"no parameter looks like a readout. If {outside[0]} is a tied embedding, or the network has no "
-                f"readout, say so: overrides={{{outside[0]!r}: 'input'}}; else say which one it is: "
+                f"no parameter looks like a readout. If {first[0]} is a tied embedding, or the network has no "
+                f"readout, say so: overrides={{{first[0]!r}: 'input'}}; else say which one it is: "
                 "overrides={PATH: 'readout'}"
             )
-        if self.layout == "out_in" and ends and not by_role["input"] and ends[0].path not in self.settled:
-            path = ends[0].path
+        if self.layout == "out_in" and last and not by_role["input"] and last[0].path not in self.settled:
+            path = last[0].path
             raise SpecError(
-                f"no parameter looks like a read-in. If {path} {ends[0].shape} is an embedding (vocabulary, width), "
+                f"no parameter looks like a read-in. If {path} {last[0].shape} is an embedding (vocabulary, width), "
                 f"pass overrides={{{path!r}: 'input'}}; if it is the readout, overrides={{{path!r}: 'readout'}}"
             )

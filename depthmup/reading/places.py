@@ -7,11 +7,12 @@ they have one shape and the operations around them are the same. No name is read
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
-from depthmup.reading.graph import CLOSED, Site
+from depthmup.reading.graph import Site, union
 from depthmup.rules.specs import Shape, starred
 
 
@@ -68,10 +69,11 @@ def places_of(few: Pass, many: Pass, streamed: Set[str]) -> Places:
     norm(h + layers[i]["up"] ...)  # up acts in one branch at both depths: in_branches; norm behind sums: between
     h + layers[i]["w"] @ embed(c)  # embed acts in 4 branches at depth 4, in 8 at depth 8: in none of the three
     """
-    kinds_few, kinds_many = (_kinds(of, _repeated(of, few, many)) for of in (few, many))
+    repeating = _repeating(few, many)
+    kinds_few, kinds_many = (_kinds(of, _blocks(of, repeating)) for of in (few, many))
     # A parameter of its own block is in as many branches at every depth, one of all blocks in more of them.
     at_both = {kind for kind in kinds_few.values() if kind.branches}.intersection(kinds_many.values())
-    stacks = {path for path in few.stacks if kinds_few[path].branches and kinds_many[path].branches}
+    stacks = {path for path in few.stacks if kinds_few[path].branches}
     inside_few, inside_many = (
         frozenset(path for path, kind in kinds.items() if kind in at_both or path in stacks)
         for kinds in (kinds_few, kinds_many)
@@ -81,21 +83,22 @@ def places_of(few: Pass, many: Pass, streamed: Set[str]) -> Places:
     for kind, acts in outside_few.items():
         stacked = [site for site in acts if not site.inside.isdisjoint(few.stacks)]
         added = len(outside_many[kind]) - len(acts)  # at twice the depth, so as many as repeat at this one
-        # In norm, block, norm, block, norm either the first norm or the last is one too many: overrides break this tie,
-        # then names.
-        alike = Counter(starred(path) for site in acts for path in site.inside)
-        acts.sort(
-            key=lambda site: (
-                site.inside.isdisjoint(streamed),
-                -max(alike[starred(path)] for path in site.inside),
-                not site.behind_sums,
-            )
-        )
-        repeated = stacked or acts[: max(added, 0)]
-        for site in repeated:
+        for site in stacked or _without_ends(acts, streamed)[: max(added, 0)]:
             (between if site.behind_sums else unplaced).update(site.inside)
-    mixing = (site.skip for site in few.branches if site.like in _repeating(few, many))
-    return Places(inside_few, frozenset(between), frozenset(unplaced), frozenset[str]().union(*mixing) - inside_few)
+    mixing = (site.skip for site in few.branches if _group(site) in repeating)
+    return Places(inside_few, frozenset(between), frozenset(unplaced), union(mixing) - inside_few)
+
+
+def _without_ends(acts: Sequence[Site], streamed: Set[str]) -> list[Site]:
+    """Parameters that act alike, last those that may be one too many: in norm, block, norm, block, norm the first norm
+    or the last. Overrides break this tie, then names, then what acts behind no sum."""
+    kinds = Counter(starred(path) for site in acts for path in site.inside)
+
+    def rank(site: Site) -> tuple[bool, int, bool]:
+        most = max(kinds[starred(path)] for path in site.inside)
+        return site.inside.isdisjoint(streamed), -most, not site.behind_sums
+
+    return sorted(acts, key=rank)
 
 
 def _kinds(of: Pass, blocks: Sequence[Site]) -> dict[str, _Kind]:
@@ -105,7 +108,9 @@ def _kinds(of: Pass, blocks: Sequence[Site]) -> dict[str, _Kind]:
         for path in site.alone - site.skip:
             branches[path][site.like] += site.steps
     return {
-        path: _Kind(of.shape(path), frozenset((like, -(-count // of.blocks(path))) for like, count in counts.items()))
+        path: _Kind(
+            of.shape(path), frozenset((like, math.ceil(count / of.blocks(path))) for like, count in counts.items())
+        )
         for path, counts in branches.items()
     }
 
@@ -113,36 +118,37 @@ def _kinds(of: Pass, blocks: Sequence[Site]) -> dict[str, _Kind]:
 def _outside(of: Pass, inside: Set[str]) -> defaultdict[tuple[Shape, int], list[Site]]:
     """{what parameters outside the branches and skips share: these, in the order of the program}"""
     result = defaultdict[tuple[Shape, int], list[Site]](list)
-    skips = frozenset[str]().union(*(site.skip for site in of.branches))
+    skips = union(site.skip for site in of.branches)
     for site in sorted((site for site in of.sites if site.kind == "acts"), key=lambda site: site.number):
         for path in site.inside - inside - skips:
             result[of.shape(path), site.like].append(site)
     return result
 
 
-def _repeating(few: Pass, many: Pass) -> frozenset[int]:
-    """What branches are like of which more depth adds some."""
-    before, after = (Counter(site.like for site in of.branches for _ in range(site.steps)) for of in (few, many))
-    return frozenset(like for like, count in before.items() if after[like] > count)
+def _group(site: Site) -> int | str:
+    """What branches share that repeat together: their likeness. Injections do in any case, and terms: with one of them
+    nothing shares what it is made of."""
+    return site.like if site.origin == "stream" else site.origin
 
 
-def _repeated(of: Pass, few: Pass, many: Pass) -> list[Site]:
+def _repeating(few: Pass, many: Pass) -> frozenset[int | str]:
+    """The groups of branches of which more depth adds some."""
+    before, after = (Counter(_group(site) for site in of.branches for _ in range(site.steps)) for of in (few, many))
+    return frozenset(group for group, count in before.items() if after[group] > count)
+
+
+def _blocks(of: Pass, repeating: Set[int | str]) -> list[Site]:
     """The branches that count as blocks: those of which more depth adds some, and single ones on their stream that
     share a shape of parameters with these, or whose skip is a projection, as in entries of stages; none inside others.
     """
-    repeating = _repeating(few, many)
-    repeats = {site for site in of.branches if site.like in repeating}
-    repeats |= {site for site in of.branches if site.where in CLOSED and any(path in of.stacks for path in site.alone)}
-    for origin in ("injection", "term"):  # alike or not: with one injection nothing shares what it is made of
-        before, after = (sum(site.origin == origin for site in each.branches) for each in (few, many))
-        if after > before:
-            repeats |= {site for site in of.branches if site.origin == origin}
+    repeats = {site for site in of.branches if _group(site) in repeating}
+    repeats |= {site for site in of.branches if site.is_closed and not site.alone.isdisjoint(of.stacks)}
     shapes = {of.shape(path) for site in repeats for path in site.inside}
-    streams = {site.stream for site in repeats if site.where not in CLOSED}
-    outer = frozenset[int]().union(*(site.around for site in of.branches))
+    streams = {site.stream for site in repeats if not site.is_closed}
+    outer = union(site.around for site in of.branches)
     for site in of.branches if repeats else ():
         alike = site.stream in streams and any(of.shape(path) in shapes for path in site.inside)
-        single = site.origin == "stream" and site.where not in CLOSED and site.number not in outer
+        single = site.origin == "stream" and not site.is_closed and site.number not in outer
         if single and (alike or site.skip):
             repeats.add(site)
     numbers = {site.number for site in repeats}

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from depthmup.reading.graph import CLOSED, ForwardError, Site, Uses, last_matrices, paths_of
+from depthmup.reading.graph import ForwardError, Site, Uses, last_matrices, paths_of, union
 from depthmup.reading.graph.axes import Axis
 from depthmup.reading.roles import Leaf
 from depthmup.rules.parameterization import Role
@@ -47,7 +47,7 @@ def ends(sites: Sequence[Site], paths: Collection[str], growing: Collection[str]
 
     growing: the parameters of which an axis grows with width."""
     heads = [site for site in sites if site.kind == "output"]
-    weights = frozenset[str]().union(*(site.weights for site in heads)) | paths_of(sites, "unused")
+    weights = union(site.weights for site in heads) | paths_of(sites, "unused")
     roles: dict[str, Role] = {path: "input" for path in paths if path not in weights}
     roles |= {path: "readout" for site in heads for path in site.parts or () if path in weights}
     roles |= dict.fromkeys(last_matrices(sites, growing), "readout")
@@ -74,7 +74,7 @@ def refuse_unplaced(
     """
     if all_of:
         raise ForwardError(in_no_branch(roles, names, sites))
-    sums = {path for site in sites if site.kind == "sum" or site.where in CLOSED for path in site.inside}
+    sums = {path for site in sites if site.kind == "sum" or site.is_closed for path in site.inside}
     weights = {path for path, role in roles.items() if role not in ("vector", "scalar")}
     unclear = dict.fromkeys(sorted(sums & weights), "branch")
     if unclear:
@@ -105,8 +105,11 @@ def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence
 
 
 def in_front(sites: Sequence[Site]) -> set[str]:
-    """The parameters that act on the stream in front of a residual branch, as a head behind a block does not, and those
-    that act as one of these does: nothing follows the last block."""
+    """The parameters that act on the stream in front of a residual branch, and those that act as one of these does:
+    nothing follows the last block.
+
+        norm_1(h + f(h)), norm_2(h + g(h)), logits = h @ head       # {norm_1, norm_2}
+    """
     inside, acts = paths_of(sites, "branch"), [site for site in sites if site.kind == "acts"]
     alike = {site.like for site in acts if site.behind & inside}
     return {path for site in acts if site.like in alike for path in site.inside}

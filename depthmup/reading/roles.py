@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from depthmup.reading.overrides import Override, Unclear
 from depthmup.rules.parameterization import Role
 from depthmup.rules.specs import Layout, Shape, SpecError
 
-# role -> number of axes that grow
-NEEDED: dict[Role, int] = {"input": 1, "hidden": 2, "output": 1, "readout": 1, "vector": 1, "scalar": 0, "fixed": 0}
+# {role: a letter for each axis that grows: i (inputs), o (outputs)}
+GROWING: dict[Role, str] = {
+    **{"input": "o", "hidden": "io", "output": "i", "readout": "i", "vector": "o", "scalar": "", "fixed": ""},
+}
 
 
 class Leaf(NamedTuple):
     """A parameter without its stack axis: all axes below are its own.
 
-    sizes: the size of each axis at this width and at twice the width. grow: the axes that grow with width.
+    grow: the axes that grow with width.
     """
 
     path: str
-    sizes: tuple[tuple[int, int], ...]
+    shape: Shape
     grow: tuple[int, ...]
-
-    @property
-    def shape(self) -> Shape:
-        return tuple(size for size, _ in self.sizes)
 
 
 class Roled(NamedTuple):
@@ -51,23 +49,29 @@ def role_of_axes(axes: str, leaf: Leaf, in_branch: bool) -> Role:
 
 
 def of_entries(leaf: Leaf, in_branch: bool, is_scalar: bool, neurons: Collection[int]) -> Roled:
-    """The role of a parameter whose entries act each on its own: a bias, a norm's scale, a table of positions.
+    """The role of a parameter whose entries act each on its own.
+
+        bias (width,)                   # Roled("vector", "o")
+        positions (length, width)       # Roled("input", "io"), in a branch Roled("vector", "oo")
 
     is_scalar: whether one of fixed size is in every block, or behind the readout. neurons: the axes along which lie the
     outputs of a layer."""
     others = math.prod(size for axis, size in enumerate(leaf.shape) if axis not in (*leaf.grow, *neurons))
     if not leaf.grow:
-        matrix = not is_scalar and len(leaf.sizes) > 1
-        return Roled("scalar" if is_scalar else "fixed", _in_out(leaf.shape, ()) if matrix else "o" * len(leaf.sizes))
+        matrix = not is_scalar and len(leaf.shape) > 1
+        return Roled("scalar" if is_scalar else "fixed", _in_out(leaf.shape, ()) if matrix else "o" * len(leaf.shape))
+
+    def outputs_and(letter: str) -> str:
+        return "".join("o" if axis in leaf.grow else letter for axis in range(len(leaf.shape)))
+
     if len(leaf.grow) == 1 and others > 1 and not in_branch:  # rows of positions, of learned queries
-        return Roled("input", "".join("o" if axis in leaf.grow else "i" for axis in range(len(leaf.sizes))))
-    several = len(leaf.grow) > 1
-    return Roled("vector", "".join("-" if several and a not in leaf.grow else "o" for a in range(len(leaf.sizes))))
+        return Roled("input", outputs_and("i"))
+    return Roled("vector", outputs_and("-" if len(leaf.grow) > 1 else "o"))
 
 
 def of_shape(leaf: Leaf, in_branch: bool, layout: Layout) -> Roled:
     """The role of a parameter of which nothing but its shape is known. Raises Unclear where it fits several."""
-    sizes, grow, count = leaf.shape, leaf.grow, len(leaf.sizes)
+    (_, sizes, grow), count = leaf, len(leaf.shape)
     wide = [axis for axis, size in enumerate(sizes) if size > 1]  # axes that are not there for broadcasting only
     if not grow:
         matrix = len(wide) > 1
@@ -99,13 +103,13 @@ def of_shape(leaf: Leaf, in_branch: bool, layout: Layout) -> Roled:
 def overridden(name: str, shape: Shape, rule: Override, leaf: Leaf, layout: Layout, in_branch: bool) -> Roled:
     """What an override says of a parameter's role or axes. It wins over the axes that grow, since a plateau may hide
     growth. Raises SpecError if the parameter has fewer axes than the role needs."""
-    axes = _leaf_axes(name, rule.axes, shape, len(leaf.sizes)) if rule.axes else None
+    axes = _leaf_axes(name, rule.axes, shape, len(leaf.shape)) if rule.axes else None
     if rule.role is None:
         assert axes is not None
         return Roled(role_of_axes(axes, leaf, in_branch), axes)
-    growing, needed = len(leaf.grow), NEEDED[rule.role]
+    growing, needed = len(leaf.grow), len(GROWING[rule.role])
     message = f"overrides: {name} {shape} has {growing} axes that grow with width, {rule.role!r} has {needed}"
-    if len(leaf.sizes) < needed:
+    if len(leaf.shape) < needed:
         raise SpecError(message)
     if growing != needed and growing <= 2:
         warnings.warn(message, UserWarning, stacklevel=4)
@@ -117,13 +121,14 @@ def decide_readouts(
     leaves: Mapping[str, Leaf],
     settled: Collection[str],
     layout: Layout,
-    by_program: Callable[[], tuple[Mapping[str, Role], Collection[str]]] | None,
+    forward_ends: Mapping[str, Role],
+    unused: Collection[str],
 ) -> tuple[list[str], str]:
-    """Decide in `roled` which of the parameters that look like readouts store the output factor. Without a forward pass
-    only one may: (those that do, the question) if several do; else ([], ""). by_program: () -> (the roles of
-    `reading.ends`, the parameters on which the logits do not depend: several of them are no question)."""
+    """Decide in `roled` which of the parameters that look like readouts store the output factor. Of those that the
+    forward pass says nothing of only one may: (these parameters, the question) if several do; else ([], "").
+
+    forward_ends: `reading.ends`. unused: the parameters on which the logits do not depend: several are no question."""
     lookalikes = [path for path, (role, _) in roled.items() if role == "readout" and path not in settled]
-    forward_ends, unused = by_program() if by_program is not None and lookalikes else ({}, ())
 
     def decide(path: str, role: Role) -> None:
         axes = roled[path].axes
@@ -133,23 +138,17 @@ def decide_readouts(
     for path in lookalikes:
         if path in forward_ends:
             decide(path, forward_ends[path])
-    heads = [path for path, (role, _) in roled.items() if role == "readout" and forward_ends.get(path) == "readout"]
-    lookalikes = [path for path in lookalikes if path not in forward_ends]
-    if heads:  # what products apply without being a part of the logits projects to a fixed size
-        for path in lookalikes:
-            decide(path, "output")
-        return [], ""
-    if len(lookalikes) > 1:
-        for path in lookalikes:
-            if path in unused:
-                decide(path, "output")
-        lookalikes = [path for path in lookalikes if path not in unused]
-    if len(lookalikes) < 2:
-        return [], ""
-    for path in lookalikes[:-1]:
+    has_head = any(role == "readout" == forward_ends.get(path) for path, (role, _) in roled.items())
+    unclear = [path for path in lookalikes if path not in forward_ends]
+    # Beside a head, what products apply without being a part of the logits projects to a fixed size.
+    outputs = {path for path in unclear if has_head or (path in unused and len(unclear) > 1)}
+    unclear = [path for path in unclear if path not in outputs]
+    for path in (*outputs, *unclear[:-1]):
         decide(path, "output")
-    return lookalikes, (
-        f"{' and '.join(lookalikes)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
+    if len(unclear) < 2:
+        return [], ""
+    return unclear, (
+        f"{' and '.join(unclear)} all look like readouts: 'readout' is followed by the output factor, 'output' is "
         "not, 'input' is an embedding"
     )
 
@@ -166,10 +165,10 @@ def axes_for(role: Role, leaf: Leaf, layout: Layout, axes: str = "") -> str:
     """The axes of a leaf of this role: as they are known or as the layout has them, or the other way round if the role
     says so."""
     if role in ("vector", "scalar"):
-        return axes or "o" * len(leaf.sizes)
+        return axes or "o" * len(leaf.shape)
     axes = axes or _in_layout(leaf, layout)
-    side = {"input": "o", "output": "i", "readout": "i"}.get(role)
-    if side is not None and len(leaf.grow) == 1 and len(axes) > 1 and axes[leaf.grow[0]] != side:
+    side = GROWING[role]
+    if len(side) == len(leaf.grow) == 1 and len(axes) > 1 and axes[leaf.grow[0]] != side:
         return axes.translate(str.maketrans("io", "oi"))
     return axes
 
@@ -179,18 +178,21 @@ def _in_layout(leaf: Leaf, layout: Layout) -> str:
 
 
 def _in_out(sizes: Sequence[int], grow: Collection[int]) -> str:
-    """Inputs, then outputs. The boundary is right after the first growing axis; where two growing axes leave a choice,
-    as in (width, heads, head_dim) and (heads, head_dim, width), where the fans are most alike."""
-    last = len(sizes) - 1
-    growing = sorted(grow) or [last]
-    boundaries = range(growing[0] + 1, growing[1] + 1) if len(growing) > 1 else [min(growing[0] + 1, last)]
-    if not grow:
-        boundaries = [last]
+    """Inputs, then outputs. The boundary is right after the first growing axis, or before the last axis where none
+    grows; where two growing axes leave a choice, where the fans are most alike.
+
+        (width, heads, head_dim), the first two grow    # "ioo"
+        (heads, head_dim, width), the first and the last grow   # "iio"
+    """
+    last, growing = len(sizes) - 1, sorted(grow)
+    if last < 1:
+        return "i" * len(sizes)
+    first = min(growing[0] + 1, last) if growing else last
 
     def unlike(b: int) -> float:
         return abs(math.log(math.prod(sizes[:b]) / math.prod(sizes[b:])))
 
-    boundary = max(1, min(boundaries, key=unlike)) if last else 1
+    boundary = min(range(first, (growing[1] if len(growing) > 1 else first) + 1), key=unlike)
     return "i" * boundary + "o" * (len(sizes) - boundary)
 
 

@@ -13,7 +13,7 @@ from depthmup.reading.audit import Init, InitAudit
 from depthmup.reading.forward import check_readout
 from depthmup.reading.frameworks import as_returned
 from depthmup.reading.gain import GainAudit
-from depthmup.reading.graph import ForwardError, Graph, Site, paths_of, products
+from depthmup.reading.graph import ForwardError, Graph, Site, paths_of, products, union
 from depthmup.reading.graph.axes import Axis
 from depthmup.reading.overrides import match
 from depthmup.reading.size_constants import Change, Constant, changes, trends
@@ -197,7 +197,7 @@ def _readouts(source: Source, width: int, depth: int) -> str:
 
 def _joined(source: Source, width: int, depth: int) -> str:
     """Axes that join a part of fixed size to one that grows: one rule of width does not hold for both."""
-    trees = [flatten_shapes(source.model(k * width, depth).shapes[0])[0] for k in (1, 2, 4)]
+    trees = [source.shapes(k * width, depth) for k in (1, 2, 4)]
     overridden = match(source.rules(width, depth), trees[0])
     parts: dict[str, str] = {}
     for path in trees[0].keys() & trees[1].keys() & trees[2].keys():
@@ -222,7 +222,7 @@ def _joined(source: Source, width: int, depth: int) -> str:
 def _names(source: Source, width: int, depth: int) -> list[str]:
     """A text for each name of axes that the model declares and that its forward pass contradicts, but for parameters
     with an override: axes of one name grow alike, and a product sums over axes of one name."""
-    names = axis_names(source.model(width, depth).shapes[0])
+    names = axis_names(source.params(width, depth))
     if not any(names.values()):
         return []
     growing, settled = source.growing(width, depth), match(source.rules(width, depth), names).keys()
@@ -286,7 +286,7 @@ def _again(source: Source, width: int, depth: int) -> str:
     copies = [site.inside for site in many if not site.inside or any(np.any(starts[path]) for path in site.inside)]
     if not copies:
         return ""
-    paths = frozenset[str]().union(*copies)
+    paths = union(copies)
     times = f", times {', '.join(sorted(set(map(starred, paths))))}" if paths else ""
     return (
         f"blocks add earlier states of the residual stream to it again{times}. Such copies add up, so that the stream "
@@ -297,12 +297,11 @@ def _again(source: Source, width: int, depth: int) -> str:
 def _unseen(source: Source, width: int, depth: int) -> list[str]:
     """A text for each operation that is not JAX's own, such as a kernel or a callback: of what it makes of parameters,
     and of what may be an attention."""
-    texts, shapes = [], flatten_shapes(source.model(width, depth).shapes[0])[0]
-    settled = match(source.rules(width, depth), shapes).keys()
+    texts, settled = [], match(source.rules(width, depth), source.shapes(width, depth)).keys()
     sites = [site for site in source.sites(width, depth) if site.kind == "unseen"]
     for operation in dict.fromkeys(site.where for site in sites):
         of_calls = [site.inside for site in sites if site.where == operation]
-        names = sorted(set(map(starred, frozenset[str]().union(*of_calls) - settled)))
+        names = sorted(set(map(starred, union(of_calls) - settled)))
         if names:
             texts.append(
                 f"what {operation} makes of {', '.join(names)} is not seen, so shapes alone say what these "

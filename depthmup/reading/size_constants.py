@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from depthmup.reading.graph import ADDITIONS, CONTRACTIONS, COPIES, evaluated, inner_jaxpr
+from depthmup.reading.graph import ADDITIONS, CONTRACTIONS, COPIES, evaluated, inner_jaxpr, interpreted, union
 from depthmup.rules.specs import PyTree, flatten_shapes, starred
 
 # Operations that hand a number on which multiplies their operand.
@@ -21,6 +21,8 @@ LINEAR = (
     *("concatenate", "split", "slice", "dynamic_slice", "gather", "pad", "rev"),
 )
 
+# {power of 1/head_dim: that of products of queries and keys}; fourth roots multiply both queries and keys
+HEAD_POWERS = {1.0: 1.0, 0.5: 0.5, 0.25: 0.5}
 POWERS = (-1.0, -0.5, -0.25, 0.25, 0.5, 1.0)  # of a block's number
 
 
@@ -37,6 +39,9 @@ class Constant(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class _Value:
     """What is known of a value of the forward pass.
+
+        x / sqrt((x * x).sum())     # the sum is_sum, its root is_norm, the quotient is_normalized
+        x / sqrt((x * x).mean())    # none of these: its entries have one size at every width
 
     number: what all its entries are, if that depends on no argument. behind: the last parameter that it depends on.
     is_activation: whether it depends on the inputs. is_sum: whether it is a sum over entries. is_norm: the root of one,
@@ -91,6 +96,25 @@ def changes(
     return [Change(*numbers, frozenset(kinds)) for numbers, kinds in behind.items()]
 
 
+def head_power(small: Sequence[Constant], large: Sequence[Constant], head_dim: int, growth: float) -> float:
+    """The power of 1/head_dim by which numbers multiply a product of queries and keys, from those at two widths.
+
+        q / 8 @ k.T, at twice the head_dim of 64 q / 11.3 @ k.T      # 0.5
+
+    growth: the head_dim at the larger width over that at the smaller one.
+    """
+    # Without the sqrt(head_dim) of q / ||q|| * sqrt(head_dim), which is a part of the norm.
+    few, many = ([c for c in numbers if c.value < 1 or not c.normalized] for numbers in (small, large))
+    changed, powers = changes(few, many, lambda _: ""), [0.0]
+    for part, power in HEAD_POWERS.items():
+        powers += [power for change in changed if change.size(-part, growth) == head_dim]
+        # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
+        powers += [-power for change in changed if change.size(part, growth) == head_dim]
+    # Of the powers that divide the largest counts, once: two square roots are one. A root that multiplies is below 0
+    # and takes one that divides back.
+    return max(powers) + min(powers)
+
+
 def trends(small: Sequence[Constant], large: Sequence[Constant], depth: int) -> dict[str, float]:
     """{kind of a parameter: power of a block's number} of numbers behind it that go from block to block as this power,
     at `depth` and at twice that: -1/2 of norms divided by the root of the block's number, 1, 0.71, 0.58, 0.5."""
@@ -137,47 +161,41 @@ class _Reader:
         paths = flatten_shapes(params)[0]
         weights = [_Value(behind=path) for path in paths]
         activations = [_Value(is_activation=True)] * (len(jaxpr.invars) - len(paths))
-        self._read(jaxpr, [_known(value) for value in consts], weights + activations)
+        self._read(jaxpr, consts, weights + activations)
 
-    def _read(self, jaxpr: Any, consts: Sequence[_Value], arguments: Sequence[_Value]) -> list[_Value]:
+    def _read(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[_Value]) -> list[_Value]:
         """What is known of the results of a jaxpr."""
-        values: dict[Any, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
 
-        def value_of(atom: Any) -> _Value:
-            return _known(atom.val) if hasattr(atom, "val") else values[atom]
+        def results_of(equation: Any, operands: list[_Value]) -> list[_Value]:
+            inner = inner_jaxpr(equation)
+            return self._read(*inner, operands) if inner else [self._result(equation, operands)] * len(equation.outvars)
 
-        for equation in jaxpr.eqns:
-            operands, inner = [*map(value_of, equation.invars)], inner_jaxpr(equation)
-            if inner is not None:
-                results = self._read(inner[0], [_known(value) for value in inner[1]], operands)
-            else:
-                results = [self._result(equation, operands)] * len(equation.outvars)
-            values.update(zip(equation.outvars, results, strict=True))
-        return [value_of(atom) for atom in jaxpr.outvars]
+        return interpreted(jaxpr, consts, arguments, _known, results_of)
+
+    def _multiplied(self, value: _Value, number: float) -> _Value:
+        """A value times a number, which is noted behind parameters, but for the one that makes a mean of a sum."""
+        if value.is_sum or value.is_moment or not value.behind:
+            return dataclasses.replace(value, is_sum=False)
+        constant = Constant(number, value.behind, value.is_normalized, next(self._orders))
+        self.constants.append(constant)
+        for product in value.products:
+            self.products[product].add(constant)
+        return dataclasses.replace(value, constants=value.constants | {constant})
 
     def _result(self, equation: Any, operands: Sequence[_Value]) -> _Value:
         name, numbers = equation.primitive.name, [operand.number for operand in operands if operand.number is not None]
-        contraction = name in CONTRACTIONS
-        product = frozenset([len(self.products)]) if contraction else frozenset[int]()
-        if contraction:
-            self.products[len(self.products)] = set().union(*(operand.constants for operand in operands))
+        product = frozenset[int]()
+        if name in CONTRACTIONS:
+            product = frozenset([len(self.products)])
+            self.products[len(self.products)] = set(union(operand.constants for operand in operands))
         if name in COPIES:
             return operands[0]
         if operands and len(numbers) == len(operands):
             return _folded(equation, numbers)
         changed = [operand for operand in operands if operand.number is None]
-        behind = next((operand.behind for operand in reversed(changed) if operand.behind), "")
         if name in ("mul", "div") and len(changed) == len(numbers) == 1:
-            (value,), (number,) = changed, numbers
-            if value.is_sum or value.is_moment or not (behind or value.products):
-                return dataclasses.replace(value, is_sum=False)  # a mean
             divides = name == "div" and operands[1].number
-            constant = Constant(1 / number if divides else number, behind, value.is_normalized, next(self._orders))
-            if behind:
-                self.constants.append(constant)
-            for multiplied in value.products:
-                self.products[multiplied].add(constant)
-            return dataclasses.replace(value, constants=value.constants | {constant})
+            return self._multiplied(changed[0], 1 / numbers[0] if divides else numbers[0])
         is_activation = any(value.is_activation for value in operands)
         of_sum = any(value.is_sum or (value.is_moment and not is_activation) for value in operands)
         of_norm = any(value.is_norm for value in operands)
@@ -187,14 +205,14 @@ class _Reader:
         # A norm takes the numbers away that multiply what it divides.
         linear = name in LINEAR or (name in ("mul", "div") and not of_norm)
         return _Value(
-            behind=behind,
+            behind=next((operand.behind for operand in reversed(changed) if operand.behind), ""),
             is_activation=is_activation,
             is_sum=name == "reduce_sum" or squares or (kept and of_sum),
             is_norm=(name in ("sqrt", "rsqrt") and of_sum) or (kept and of_norm),
             is_square=name == "square" or (name == "integer_pow" and equation.params["y"] == 2),
             is_moment=moment or ((kept or name in ("sub", "select_n")) and any(value.is_moment for value in operands)),
             is_normalized=name in ("mul", "div") and (of_norm or any(value.is_normalized for value in operands)),
-            constants=frozenset[Constant]().union(*(value.constants for value in operands)) if linear else frozenset(),
+            constants=union(value.constants for value in operands) if linear else frozenset(),
             products=product.union(*(value.products for value in operands)) if linear else product,
         )
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from depthmup.reading.forward import place, repeated
 from depthmup.reading.frameworks import FrameworkModel, adapt
 from depthmup.reading.gain import GainAudit, audit_gain
 from depthmup.reading.graph import (
-    CLOSED,
     ForwardError,
     Program,
     Site,
@@ -34,24 +33,45 @@ from depthmup.reading.graph.axes import Axis
 from depthmup.reading.infer import inferred
 from depthmup.reading.overrides import overrides_by_path, placed_by
 from depthmup.reading.reading import Reading, growing_axes, refuse_unplaced
-from depthmup.reading.roles import NEEDED
-from depthmup.reading.size_constants import Constant, changes, constants, constants_of_products
+from depthmup.reading.roles import GROWING
+from depthmup.reading.size_constants import Constant, constants, constants_of_products, head_power
 from depthmup.rules.parameterization import Parameterization, Role
-from depthmup.rules.specs import Layout, Overrides, ParamSpec, PyTree, SpecError, flatten_shapes, leaves_of, starred
+from depthmup.rules.specs import (
+    Layout,
+    Overrides,
+    ParamSpec,
+    PyTree,
+    Shape,
+    SpecError,
+    flatten_shapes,
+    leaves_of,
+    starred,
+)
 
-# {power of 1/head_dim: that of products of queries and keys}; fourth roots multiply both queries and keys
-HEAD_POWERS = {1.0: 1.0, 0.5: 0.5, 0.25: 0.5}
-# {role: whether (the fan-in, the fan-out) grows with width}
-FANS_THAT_GROW: dict[Role, tuple[bool, bool]] = {
-    "input": (False, True),
-    "hidden": (True, True),
-    "output": (True, False),
-    "readout": (True, False),
-    "vector": (False, True),
-    "scalar": (False, False),
-    "fixed": (False, False),
-}
+Method = TypeVar("Method", bound=Callable[..., Any])
 SHALLOW = 4  # depth of the forward pass where no base depth is given
+
+
+def _keeping(attribute: str, first: int = 0) -> Callable[[Method], Method]:
+    """A decorator of methods of `Source`: what they make of arguments is kept in an attribute, {(name of the method,
+    *arguments): result}. first: the number of the first argument that counts."""
+
+    def keeping(method: Method) -> Method:
+        @functools.wraps(method)
+        def kept(source: Source, *arguments: Any) -> Any:
+            results, key = getattr(source, attribute), (method.__name__, *arguments[first:])
+            if key not in results:
+                results[key] = method(source, *arguments)
+            return results[key]
+
+        return cast(Method, kept)
+
+    return keeping
+
+
+_once = _keeping("_kept")
+_once_of_models = _keeping("_kept_of_models")  # for all sources of the same models: no parameterization changes it
+_once_of_depth = _keeping("_kept", first=1)  # the first width answers for all: without a base, it may be large
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,35 +103,28 @@ class Source:
     def __reduce__(self) -> tuple[Any, ...]:
         return Source, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
-
-    def _once_of_models(self, key: Any, make: Callable[[], Any]) -> Any:
-        """`_once`, for all sources of the same models."""
-        if key not in self._kept_of_models:
-            self._kept_of_models[key] = make()
-        return self._kept_of_models[key]
-
+    @_once_of_models
     def model(self, width: int, depth: int) -> FrameworkModel:
-        def make() -> FrameworkModel:
-            return adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output)
+        return adapt(self.factory, width, depth, self.inputs, self.options, self.call, self.output)
 
-        return self._once_of_models(("model", width, depth), make)
+    def params(self, width: int, depth: int) -> PyTree:
+        """The model's parameters, with shapes for arrays."""
+        return self.model(width, depth).shapes[0]
 
+    def shapes(self, width: int, depth: int) -> dict[str, Shape]:
+        """{path of a parameter: its shape}"""
+        return flatten_shapes(self.params(width, depth))[0]
+
+    @_once_of_models
     def _program(self, width: int, depth: int) -> Program:
         """The forward pass at any width: no array is made."""
         model = self.model(width, depth)
-        apply, (params, state) = functools.partial(_logits, model), model.shapes
-        return self._once_of_models(
-            ("program", width, depth), lambda: traced_program(apply, params, self.inputs, (state,))
-        )
+        params, state = model.shapes
+        return traced_program(functools.partial(_logits, model), params, self.inputs, (state,))
 
+    @_once_of_models
     def _contractions(self, width: int, depth: int) -> list[int]:
-        return self._once_of_models(
-            ("contractions", width, depth), lambda: contractions(self._program(width, depth).closed.jaxpr)
-        )
+        return contractions(self._program(width, depth).closed.jaxpr)
 
     def under(self, p: Parameterization) -> Source:
         """The same models under another parameterization."""
@@ -138,51 +151,32 @@ class Source:
         model = self.model(width, depth)
         if hasattr(model.made, "head_dim"):
             return model.made.head_dim
-        # The numbers of the products are those of any width: without a base, `width` may be large.
-        numbers = self._once(("attentions", depth), lambda: {site.product for site in self.attentions(width, depth)})
+        numbers = self._numbers_of_attentions(width, depth)
         products = self._contractions(width, depth) if numbers else []
         sizes = {products[number] for number in numbers}
         return sizes.pop() if len(sizes) == 1 else None
+
+    @_once_of_depth
+    def _numbers_of_attentions(self, width: int, depth: int) -> set[int]:
+        return {site.product for site in self.attentions(width, depth)}
 
     def attentions(self, width: int, depth: int) -> list[Site]:
         return [site for site in self.sites(width, depth) if site.kind in ("attention", "bilinear") and site.head_dim]
 
     def attention_powers(self, width: int, depth: int) -> dict[int, float]:
         """{number of a product of queries and keys whose heads grow with width: the power of 1/head_dim that the model
-        multiplies it by}: 1/2 in most models, 0 (T5), or 1. Two square roots count as one. To divide queries or keys by
+        multiplies it by}: 1/2 in most models, 0 (T5), or 1 (`size_constants.head_power`). To divide queries or keys by
         their norm is a power of 1/2.
 
             q @ k.T / sqrt(head_dim)            # {number of q @ k.T: 0.5}
             q @ k.T / head_dim                  # {number of q @ k.T: 1.0}
-
-        A number belongs to the products whose factors it multiplies, behind the layers that make them, and to those
-        that it multiplies before the softmax.
         """
-        attentions = self.attentions(width, depth)
+        result, attentions = dict[int, float](), self.attentions(width, depth)
         fixed = self._fixed(attentions, width, depth)
-
-        def numbers(width: int) -> dict[int, list[Constant]]:
-            closed, params = self._program(width, depth).closed, self.model(width, depth).shapes[0]
-            return self._once_of_models(
-                ("numbers of products", width, depth), lambda: constants_of_products(closed, params)
-            )
-
-        result, widths = dict[int, float](), self.widths(width, depth)
-        for site in [site for site in attentions if site not in fixed]:
-            # Without the sqrt(head_dim) of q / ||q|| * sqrt(head_dim), which is a part of the norm.
-            small, large = (
-                [number for number in numbers(size)[site.product] if number.value < 1 or not number.normalized]
-                for size in widths
-            )
-            growth = self.growth(site, width, depth)
-            powers = [0.0]
-            for change in changes(small, large, lambda _: ""):
-                powers += [p for part, p in HEAD_POWERS.items() if change.size(-part, growth) == site.head_dim]
-                # Flax's T5 and GPT-Neo multiply queries by the root that Flax's attention divides them by.
-                powers += [-p for part, p in HEAD_POWERS.items() if change.size(part, growth) == site.head_dim]
-            # Of the powers that divide the largest counts, once: two square roots are one. A root that multiplies is
-            # below 0 and takes one that divides back.
-            result[site.product] = max(powers) + min(powers) + 0.5 * site.one_unit_norm
+        for site in (site for site in attentions if site not in fixed):
+            small, large = (self._numbers_of_products(w, depth)[site.product] for w in self.widths(width, depth))
+            power = head_power(small, large, site.head_dim, self.growth(site, width, depth))
+            result[site.product] = power + 0.5 * site.one_unit_norm
         return result
 
     def growth(self, product: Site, width: int, depth: int) -> float:
@@ -193,10 +187,14 @@ class Source:
         """Those of these attentions and products that sum over as many terms at the larger of `widths`."""
         return [site for site in products if self.growth(site, width, depth) == 1]
 
+    @_once_of_models
     def numbers(self, width: int, depth: int) -> list[Constant]:
         """The numbers that multiply values of the forward pass, without those of factors."""
-        closed, params = self._program(width, depth).closed, self.model(width, depth).shapes[0]
-        return self._once_of_models(("numbers", width, depth), lambda: constants(closed, params))
+        return constants(self._program(width, depth).closed, self.params(width, depth))
+
+    @_once_of_models
+    def _numbers_of_products(self, width: int, depth: int) -> dict[int, list[Constant]]:
+        return constants_of_products(self._program(width, depth).closed, self.params(width, depth))
 
     def shallow(self, depth: int) -> int:
         """The depth at which a model of this depth is traced: the base depth, or a small one."""
@@ -220,51 +218,44 @@ class Source:
         """Where the factors go, from the forward pass at so many times the base width: it is computed, and `width` may
         be large. Products that sum over as many terms at every width are left out; others are attentions if their
         factor has a place."""
-        widths = self.widths(width, depth)
+        return self._sites_of_widths(*self.widths(width, depth), depth, times)
 
-        def of_products() -> list[Site]:
-            products = [site for site in self._sites_at(widths[0], depth) if site.kind == "bilinear"]
-            fixed = {site.product for site in self._fixed(products, width, depth)}
-            return [
-                dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
-                for site in self._sites_at(times * widths[0], depth)
-                if site.kind != "bilinear" or site.product not in fixed
-            ]
+    @_once_of_models
+    def _sites_of_widths(self, narrow: int, wide: int, depth: int, times: int) -> list[Site]:
+        products = [site for site in self._sites_at(narrow, depth) if site.kind == "bilinear"]
+        terms = self._contractions(wide, depth) if products else []
+        fixed = {site.product for site in products if terms[site.product] == site.head_dim}
+        return [
+            dataclasses.replace(site, kind="attention") if site.kind == "bilinear" and site.parts else site
+            for site in self._sites_at(times * narrow, depth)
+            if site.kind != "bilinear" or site.product not in fixed
+        ]
 
-        return self._once_of_models(("sites", *widths, depth, times), of_products)
-
+    @_once_of_models
     def _sites_at(self, width: int, depth: int) -> list[Site]:
         """`graph.sites` at this width, at which the forward pass may be computed."""
-
-        def computed() -> list[Site]:
-            model, program = self.model(width, depth), self._program(width, depth)
-            return sites(model.run, model.shapes[0], *self.inputs, program=program, state=(model.made_up_state,))
-
-        return self._once_of_models(("sites", width, depth), computed)
+        model, program = self.model(width, depth), self._program(width, depth)
+        return sites(model.run, model.shapes[0], *self.inputs, program=program, state=(model.made_up_state,))
 
     def deepens(self, width: int, depth: int) -> bool:
         """Whether more depth adds parameters, which blocks that share their weights do not."""
-        shapes, deeper = (jax.tree.leaves(self.model(width, d).shapes[0]) for d in (depth, 2 * depth))
-        return shapes != deeper
+        return jax.tree.leaves(self.params(width, depth)) != jax.tree.leaves(self.params(width, 2 * depth))
 
+    @_once_of_depth
     def adds_nothing(self, width: int, depth: int) -> bool:
         """Whether the forward pass adds no activations, as in a network without residual branches. False if it cannot
-        be followed. The answer at the first width holds for all: without a base, `width` may be large."""
-
-        def answer() -> bool:
-            try:
-                return self.deepens(width, depth) and not any(
-                    site.kind in ("branch", "sum") for site in self.sites(width, depth)
-                )
-            except ForwardError:
-                return False
-
-        return self._once(("adds nothing", depth), answer)
+        be followed."""
+        try:
+            return self.deepens(width, depth) and not any(
+                site.kind in ("branch", "sum") for site in self.sites(width, depth)
+            )
+        except ForwardError:
+            return False
 
     def additions(self, width: int, depth: int) -> int:
         """The number of residual additions that repeat with depth; 0 if it cannot be counted."""
         sites = self.sites(width, depth)
-        if any(site.kind == "branch" and site.where in CLOSED for site in sites):
+        if any(site.kind == "branch" and site.is_closed for site in sites):
             return 0
         return sum(site.times for site in self.branches(width, depth))
 
@@ -273,20 +264,16 @@ class Source:
         leaves = leaves_of(self.roles(width, depth))
         return repeated(self.sites(width, depth), {spec.path for spec in leaves if spec.in_branch})
 
+    @_once
     def roles(self, width: int, depth: int) -> PyTree:
         """The specs, without the places of factors."""
+        extended = self._extended(self.roles, width, depth) or self._widened(width, depth)
+        return extended or self._inferred(width, depth)
 
-        def specs() -> PyTree:
-            extended = self._extended(self.roles, width, depth) or self._widened(width, depth)
-            return extended or self._inferred(width, depth)
-
-        return self._once(("roles", width, depth), specs)
-
+    @_once
     def specs(self, width: int, depth: int) -> PyTree:
         """The specs, with the places of factors in a model that takes none."""
-        return self._once(
-            ("specs", width, depth), lambda: self._extended(self.specs, width, depth) or self._placed(width, depth)
-        )
+        return self._extended(self.specs, width, depth) or self._placed(width, depth)
 
     def audit(self, width: int, depth: int) -> InitAudit:
         """The audit of the init at this shape, against the init at the base shape."""
@@ -300,7 +287,7 @@ class Source:
 
     def _inferred(self, width: int, depth: int) -> PyTree:
         def zeros(width: int, depth: int) -> PyTree:
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.model(width, depth).shapes[0])
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.params(width, depth))
 
         residual = self.residual and not self.adds_nothing(width, depth)
         layout, reading = self._reading(width, depth, residual)
@@ -317,7 +304,8 @@ class Source:
     def _reading(self, width: int, depth: int, residual: bool) -> tuple[Layout | None, Reading | None]:
         """(the layout of matrices, what the forward pass says of the parameters): the same at all widths. It may say
         nothing where no factor needs it."""
-        layout, few = self.layout or self.model(width, depth).layout, self.model(self.widths(width, depth)[0], depth)
+        model = self.model(width, depth)
+        layout = self.layout or model.layout
         try:
             uses = self.uses(width, depth)
             for times in (1, 2) if residual else (1,):
@@ -326,11 +314,11 @@ class Source:
             if self.p.kinds:
                 raise
             return layout, None
-        places_matter = self.depth_in_init or (self.p.kinds and few.factors is None)
+        places_matter = self.depth_in_init or (self.p.kinds and model.factors is None)
 
         def refuse(roles: Mapping[str, Role]) -> None:
             if places_matter:
-                paths = flatten_shapes(few.shapes[0])[0]
+                paths = self.shapes(self.widths(width, depth)[0], depth)
                 refuse_unplaced(roles, paths, self.sites(width, depth), all_of=not self.depth_in_init)
 
         unseen = {} if self.layout else uses.unseen  # a library's layout need not be that of kernels
@@ -339,15 +327,16 @@ class Source:
     def growing(self, width: int, depth: int) -> frozenset[Axis]:
         """The axes of parameters that grow with width, at the base."""
         narrow, _ = self.traced_shape(width, depth)
-        return growing_axes(*(flatten_shapes(self.model(k * narrow, depth).shapes[0])[0] for k in (1, 2)))
+        return growing_axes(self.shapes(narrow, depth), self.shapes(2 * narrow, depth))
 
     def uses(self, width: int, depth: int) -> Uses:
         """What the forward pass at the base width does with each axis."""
-        narrow, _ = self.traced_shape(width, depth)
-        program, params = self._program(narrow, depth), self.model(narrow, depth).shapes[0]
-        return self._once_of_models(
-            ("uses", narrow, depth), lambda: uses_of(program, params, self.growing(width, depth))
-        )
+        return self._uses_at(self.traced_shape(width, depth)[0], depth)
+
+    @_once_of_models
+    def _uses_at(self, width: int, depth: int) -> Uses:
+        growing = growing_axes(self.shapes(width, depth), self.shapes(2 * width, depth))
+        return uses_of(self._program(width, depth), self.params(width, depth), growing)
 
     def rules(self, width: int, *depths: int) -> Mapping[str, str]:
         """The overrides for models of these depths, with globs alone."""
@@ -397,23 +386,22 @@ class Source:
             known = {spec.path: spec for spec in leaves_of(self.roles(narrow, depth))}
         except SpecError:
             return None  # the error of this width is raised
-        few, many = (self.model(size, depth).shapes[0] for size in (narrow, 2 * narrow))
-        shapes, twice = (flatten_shapes(of)[0] for of in (few, many))
-        at_width, structure = flatten_shapes(self.model(width, depth).shapes[0])
+        shapes, twice = self.shapes(narrow, depth), self.shapes(2 * narrow, depth)
+        at_width, structure = flatten_shapes(self.params(width, depth))
         if not known.keys() == shapes.keys() == twice.keys() == at_width.keys():
             return None
         leaves: list[ParamSpec] = []
         for path, spec in known.items():
             grows = [size != double for size, double in zip(shapes[path], twice[path], strict=True)]
             scaled = [size * width if grow else size * narrow for size, grow in zip(shapes[path], grows, strict=True)]
-            if [size * narrow for size in at_width[path]] != scaled or sum(grows) != NEEDED[spec.role]:
+            if [size * narrow for size in at_width[path]] != scaled or sum(grows) != len(GROWING[spec.role]):
                 return None
             sizes = [size for axis, size in enumerate(shapes[path]) if axis != spec.stack_axis]
             if spec.role == "vector" and spec.fan_out != math.prod(sizes):
                 return None  # copies: of experts, or more blocks of one size
             fan_in, fan_out = (
-                fan * width // narrow if fan_grows else fan
-                for fan, fan_grows in zip((spec.fan_in, spec.fan_out), FANS_THAT_GROW[spec.role], strict=True)
+                fan * width // narrow if letter in GROWING[spec.role] else fan
+                for fan, letter in ((spec.fan_in, "i"), (spec.fan_out, "o"))
             )
             shape = at_width[path]
             leaves.append(dataclasses.replace(spec, shape=shape, fan_in=fan_in, fan_out=fan_out, width=width))
@@ -423,8 +411,7 @@ class Source:
         """The specs of a shallow model for the parameters of a deep one, or None if they do not tell all of them."""
         if self.shallow(depth) == depth:
             return None
-        params = self.model(width, depth).shapes[0]
-        shapes, treedef = flatten_shapes(params)
+        shapes, treedef = flatten_shapes(self.params(width, depth))
         kinds: dict[str, list[ParamSpec]] = {}
         for spec in leaves_of(specs_at(width, self.shallow(depth))):
             kinds.setdefault(starred(spec.path), []).append(spec)
@@ -443,13 +430,10 @@ class Source:
 
 def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
     """Whether a parameter has the shape of this one, in a model of another depth."""
-    if spec.stack_axis is None or len(shape) != len(spec.shape):
-        return tuple(shape) == spec.shape
     if any(absorbed.ranges and absorbed.axis == spec.stack_axis for absorbed in spec.absorbs or ()):
         return False  # the factor of each block is a range of its own
-    stacked = list(spec.shape)
-    stacked[spec.stack_axis] = stacked[spec.stack_axis] * depth // spec.depth
-    return tuple(shape) == tuple(stacked)
+    blocks = (size * depth // spec.depth if axis == spec.stack_axis else size for axis, size in enumerate(spec.shape))
+    return tuple(shape) == tuple(blocks)
 
 
 def traceable(model: FrameworkModel) -> tuple[Callable[..., jax.Array], PyTree]:

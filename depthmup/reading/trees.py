@@ -85,11 +85,13 @@ def fixed_part(x: int, y: int, z: int) -> int:
 
 def regular_width(init_fn: InitFn, width: int, depth: int, names: Collection[str]) -> int | None:
     """The smallest of 2, 4 and 8 times the width from which all these parameters grow regularly, if there is one."""
+    if not names:
+        return None
     try:
-        shapes = {k: _shapes(init_fn, k * width, depth)[0] for k in (2, 4, 8, 16, 32) if names}
+        shapes = {k: _shapes(init_fn, k * width, depth)[0] for k in (2, 4, 8, 16, 32)}
     except Exception:  # It would only add to an error that is raised in any case.
         return None
-    for k in (2, 4, 8) if names else ():
+    for k in (2, 4, 8):
         if not any(irregular(name, [shapes[k * j][name] for j in (1, 2, 4)], k * width) for name in names):
             return k * width
     return None

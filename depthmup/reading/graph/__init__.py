@@ -16,15 +16,19 @@ from depthmup.reading.graph.graph import (
     Graph,
     Node,
     Program,
+    reached,
     traced_program,
+    union,
 )
 from depthmup.reading.graph.homogeneity import Parts
 from depthmup.reading.graph.jaxpr import (
     CLOSED,
     CONTRACTIONS,
+    ELEMENTWISE,
     bind,
     contractions,
     inner_jaxpr,
+    interpreted,
     parts_of_scan,
     values_at,
 )
@@ -36,6 +40,7 @@ __all__ = [
     "CLOSED",
     "CONTRACTIONS",
     "COPIES",
+    "ELEMENTWISE",
     "PRODUCTS",
     "RESHAPES",
     "SHARED",
@@ -51,12 +56,15 @@ __all__ = [
     "contractions",
     "evaluated",
     "inner_jaxpr",
+    "interpreted",
     "last_layer",
     "last_matrices",
     "parts_of_scan",
     "paths_of",
+    "reached",
     "sites",
     "traced_program",
+    "union",
     "uses_of",
     "values_at",
 ]

@@ -17,6 +17,7 @@ Names decide nothing, nor do sizes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -27,25 +28,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax.extend.source_info_util import summarize
 
-from depthmup.reading.graph.graph import Program
-from depthmup.reading.graph.jaxpr import KNOWN, inner_jaxpr, parts_of_scan
+from depthmup.reading.graph.graph import Program, union
+from depthmup.reading.graph.jaxpr import ELEMENTWISE, KNOWN, inner_jaxpr, interpreted, operands_of_scan
 from depthmup.rules.specs import Layout, PyTree, flatten_shapes
 
 Letter = Literal["i", "o", "-"]
 Axis = tuple[str, int]  # (path of a parameter, number of its axis)
 Axes = tuple[frozenset[Axis], ...]  # for each axis of a value, the parameters' axes that it comes from
 
-# Operations that act on each entry alone.
-SAME_SHAPE = frozenset((
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil",
-    "clamp", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv",
-    "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma",
-    "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
-    "or", "pow", "pvary", "real", "reduce_precision", "rem", "round", "rsqrt",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
-    "square", "stop_gradient", "sub", "tan", "tanh", "xor",
-))  # fmt: skip
-# Those of a sum, or of one factor: a product of parameters stays one.
+# Those of ELEMENTWISE of a sum, or of one factor: a product of parameters stays one.
 LINEAR = frozenset((
     "add", "add_any", "convert_element_type", "copy", "copy_p", "div", "mul", "neg", "pvary", "reduce_precision", "sub",
     "select_n", "stop_gradient",
@@ -58,7 +49,10 @@ SAME_AXES = frozenset((
 
 
 class Side(NamedTuple):
-    """A factor of a product of two parameters: what the product does with its axes, and its parameters."""
+    """A factor of a product of two parameters: what the product does with its axes, and its parameters.
+
+    In h @ (a @ b) the left side is Side({(("a", 0), "o"), (("a", 1), "i")}, {"a"}).
+    """
 
     letters: frozenset[tuple[Axis, Letter]]
     paths: frozenset[str]
@@ -121,14 +115,15 @@ class Uses(NamedTuple):
 def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) -> Uses:
     """The uses of the parameters of a forward pass. growing: the axes that grow with width."""
     shapes, reader = flatten_shapes(params)[0], _Reader(frozenset(growing))
-    jaxpr, consts = program.closed.jaxpr, program.closed.consts
+    jaxpr = program.closed.jaxpr
     arguments = [_parameter(path, shape) for path, shape in shapes.items()]
     state = len(jaxpr.invars) - program.inputs
     arguments += [_nothing(False, variable) for variable in jaxpr.invars[len(shapes) : state]]
     arguments += [_nothing(True, variable) for variable in jaxpr.invars[state:]]
-    reader.read(jaxpr, [_nothing(False, const) for const in consts], arguments)
+    reader.read(jaxpr, program.closed.consts, arguments)
     axes = {path: text for path, shape in shapes.items() if (text := reader.letters(path, shape))}
-    used = {path for path, _ in (*reader.uses, *reader.looked_up)}
+    looked_up = {path for path, _ in reader.looked_up}
+    used = looked_up | {path for path, _ in reader.uses}
     entries = {
         path: {axis for axis in range(len(shape)) if (path, axis) in reader.neurons}
         for path, shape in shapes.items()
@@ -137,7 +132,6 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     grids = {path: reader.grids[path] for path in entries.keys() & reader.grids.keys()
              if not {axis for of, axis in growing if of == path} <= entries[path]}  # fmt: skip
     entries = {path: of for path, of in entries.items() if path not in grids}
-    looked_up = {path for path, _ in reader.looked_up}
     matrices = Uses({path: text for path, text in axes.items() if path not in looked_up}, {})
     return Uses(axes, entries, frozenset(reader.meetings), grids | ({} if matrices.layout else reader.unseen))
 
@@ -189,38 +183,36 @@ class _Reader:
 
     def letters(self, path: str, shape: Sequence[int]) -> str:
         """The letters of a parameter; "" if the program does not tell them."""
-        uses = self.looked_up if any((path, axis) in self.looked_up for axis in range(len(shape))) else self.uses
+        axes = [(path, axis) for axis in range(len(shape))]
+        uses = self.looked_up if any(axis in self.looked_up for axis in axes) else self.uses
+        if path in self.lost or not any(axis in uses for axis in axes):
+            return ""
         result = ""
-        for axis, size in enumerate(shape):
-            of_axis = uses.get((path, axis), set()) or ({"-"} if size == 1 or (path, axis) in self.members else set())
-            if len(of_axis) != 1:
+        for axis, size in zip(axes, shape, strict=True):
+            letters = uses.get(axis) or ({"-"} if size == 1 or axis in self.members else set())
+            if len(letters) != 1:
                 return ""
-            copies = of_axis == {"o"} and (path, axis) in self.copied - self.growing
-            result += "-" if copies else next(iter(of_axis))
-        is_product = any((path, axis) in uses for axis in range(len(shape)))
-        return result if is_product and path not in self.lost else ""
+            copies = letters == {"o"} and axis in self.copied - self.growing
+            result += "-" if copies else next(iter(letters))
+        return result
 
     # The program
 
-    def read(self, jaxpr: Any, consts: Sequence[AxisUses], arguments: Sequence[AxisUses]) -> list[AxisUses]:
+    def read(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[AxisUses]) -> list[AxisUses]:
         """The values of a jaxpr's results."""
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-        uses = Counter(atom for equation in jaxpr.eqns for atom in equation.invars if not hasattr(atom, "val"))
-        uses.update(atom for atom in jaxpr.outvars if not hasattr(atom, "val"))
+        read = [atom for equation in jaxpr.eqns for atom in equation.invars] + jaxpr.outvars
+        times = Counter(atom for atom in read if not hasattr(atom, "val"))
 
-        def value_of(atom: Any) -> AxisUses:
-            return _nothing(False, atom.val) if hasattr(atom, "val") else values[atom]
+        def of_equation(equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
+            # A value that is read again, as that of a norm's mean and of its difference, is no term of a product.
+            return [
+                dataclasses.replace(_nothing(True, variable), outputs=result.outputs)
+                if result.is_activation and times[variable] > 1
+                else result
+                for variable, result in zip(equation.outvars, self._equation(equation, operands), strict=True)
+            ]
 
-        for equation in jaxpr.eqns:
-            operands = [value_of(atom) for atom in equation.invars]
-            results = self._equation(equation, operands)
-            for variable, result in zip(equation.outvars, results, strict=True):
-                # A value that is read again, as that of a norm's mean and of its difference, is no term of a product.
-                again = result.is_activation and uses[variable] > 1
-                values[variable] = (
-                    dataclasses.replace(_nothing(True, variable), outputs=result.outputs) if again else result
-                )
-        return [value_of(atom) for atom in jaxpr.outvars]
+        return interpreted(jaxpr, consts, arguments, functools.partial(_nothing, False), of_equation)
 
     def _equation(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
         name, inner = equation.primitive.name, inner_jaxpr(equation)
@@ -232,8 +224,7 @@ class _Reader:
             branches = [self._closed(branch, operands[1:]) for branch in equation.params["branches"]]
             return [_either(results) for results in zip(*branches, strict=True)]
         if inner is not None:
-            jaxpr, consts = inner
-            return self.read(jaxpr, [_nothing(False, const) for const in consts], operands)
+            return self.read(*inner, operands)
         if not any(operand.paths or operand.outputs or any(operand.axes) for operand in operands):
             is_activation = any(operand.is_activation for operand in operands)
             return [_nothing(is_activation, variable) for variable in equation.outvars]
@@ -242,18 +233,18 @@ class _Reader:
             return operands
         if rule is not None:
             return [rule(self, equation, operands)]
-        if name in SAME_SHAPE:
+        if name in ELEMENTWISE:
             return [self._elementwise(equation, operands)]
         if name in SAME_AXES:
             return [self._result(variable, operands, operands[0].axes) for variable in equation.outvars]
         if name not in KNOWN:
-            paths = frozenset[str]().union(*(operand.paths for operand in operands))
+            paths = union(operand.paths for operand in operands)
             self.unseen |= dict.fromkeys(paths, f"{name} ({summarize(equation.source_info)})")
         self._lose(operands)
         return [self._result(variable, operands, ()) for variable in equation.outvars]
 
     def _closed(self, closed: Any, arguments: Sequence[AxisUses]) -> list[AxisUses]:
-        return self.read(closed.jaxpr, [_nothing(False, const) for const in closed.consts], arguments)
+        return self.read(closed.jaxpr, closed.consts, arguments)
 
     def _carried(self, step: Callable[[list[AxisUses]], list[AxisUses]], carry: list[AxisUses]) -> list[AxisUses]:
         """The results of a loop's body: it is read until its carries stay, and then once with what it does."""
@@ -267,13 +258,11 @@ class _Reader:
         return step(carry)
 
     def _scan(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
-        constants, carries = parts_of_scan(equation)
-        closed, fixed = equation.params["jaxpr"], operands[:constants]
-        carry, stacks = operands[constants : constants + carries], operands[constants + carries :]
-        members = [self._member(stack) for stack in stacks]
+        closed, (fixed, carry, sequences) = equation.params["jaxpr"], operands_of_scan(equation, operands)
+        members = [self._member(sequence) for sequence in sequences]
         results = self._carried(lambda values: self._closed(closed, [*fixed, *values, *members]), carry)
-        stacked = [dataclasses.replace(of, axes=(frozenset(), *of.axes), outputs=()) for of in results[carries:]]
-        return [*results[:carries], *stacked]
+        handed, emitted = results[: len(carry)], results[len(carry) :]
+        return handed + [dataclasses.replace(of, axes=(frozenset(), *of.axes), outputs=()) for of in emitted]
 
     def _while(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
         of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
@@ -313,52 +302,57 @@ class _Reader:
         for axis, letter in notes:
             uses[axis].add(letter)
 
-    def _layers_of(self, value: AxisUses) -> None:
+    def _layers_of(self, values: Iterable[AxisUses]) -> None:
         """Note of products of parameters that become no weight which factor is a layer: the one with outputs that
-        grow."""
-        for product in value.products if self.records else ():
+        grow. It is applied to the other one."""
+        for product in _products(values) if self.records else ():
             layers = [side for side in product if self.growing & side.axes("o")]
             for side in product:
                 if len(layers) != 1:
                     self.lost.update(side.paths)
-                elif side is not layers[0]:
-                    self.elementwise.update(side.paths)
-                else:
+                elif side is layers[0]:
                     for axis, letter in side.letters:
                         self.uses[axis].add(letter)
+                else:
+                    self.elementwise.update(side.paths)
 
     def _result(self, variable: Any, operands: Sequence[AxisUses], axes: Axes) -> AxisUses:
         """What an operation makes of operands. axes: of a result that has other ones, none are known."""
         is_activation = any(operand.is_activation for operand in operands)
-        paths = frozenset[str]().union(*(operand.paths for operand in operands))
+        paths = union(operand.paths for operand in operands)
         axes = axes if len(axes) == _rank(variable) else _nothing(is_activation, variable).axes
         if is_activation:
             return AxisUses(True, axes)
         return AxisUses(False, axes, paths, products=_products(operands))
 
     def _elementwise(self, equation: Any, operands: list[AxisUses]) -> AxisUses:
-        (variable,), rank = equation.outvars, _rank(equation.outvars[0])
+        """What an operation on each entry makes of parameters alone: a weight, unless it bends a product of them."""
+        (variable,) = equation.outvars
         operands = [_spread(operand, of, variable) for operand, of in zip(operands, equation.invars, strict=True)]
         if any(operand.is_activation for operand in operands):
-            factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
-            for operand in operands:
-                self._layers_of(operand)
-            self.elementwise.update(*(operand.paths for operand in factors))
-            outputs = next((operand.outputs for operand in operands if operand.outputs), ())
-            for weight in (operand for operand in operands if operand.is_weight):
-                self.neurons.update(*(axes for axes, of in zip(weight.axes, outputs, strict=False) if of))
-                grow = Counter(path for axes in weight.axes for path, _ in axes & self.growing)
-                where = f"{equation.primitive.name} ({summarize(equation.source_info)})"
-                self.grids |= {path: where for path, axes in grow.items() if axes > 1}
-            multiplied = equation.primitive.name in ("mul", "convert_element_type") and len(factors) == 1
-            result = self._result(variable, operands, factors[0].axes if multiplied else ())
-            return dataclasses.replace(result, outputs=outputs)
+            return self._on_activations(equation, operands)
         if any(operand.products for operand in operands) and equation.primitive.name not in LINEAR:
-            for operand in operands:
-                self._layers_of(operand)
+            self._layers_of(operands)
             return _nothing(True, variable)
-        alike = [operand.axes for operand in operands if len(operand.axes) == rank]
-        return self._result(variable, operands, tuple(frozenset().union(*axes) for axes in zip(*alike, strict=True)))
+        alike = [operand.axes for operand in operands if len(operand.axes) == _rank(variable)]
+        return self._result(variable, operands, tuple(union(axes) for axes in zip(*alike, strict=True)))
+
+    def _on_activations(self, equation: Any, operands: list[AxisUses]) -> AxisUses:
+        """`_elementwise` of activations and parameters. Behind h * w, of which nothing else is made, a sum over an axis
+        is a product: it has the axes of w."""
+        name, weights = equation.primitive.name, [operand for operand in operands if operand.is_weight]
+        factors = [operand for operand in operands if operand.is_weight or any(operand.axes)]
+        outputs = next((operand.outputs for operand in operands if operand.outputs), ())
+        self._layers_of(operands)
+        self.elementwise.update(*(operand.paths for operand in factors))
+        for weight in weights:
+            self.neurons.update(*(axes for axes, of in zip(weight.axes, outputs, strict=False) if of))
+            grow = Counter(path for axes in weight.axes for path, _ in axes & self.growing)
+            where = f"{name} ({summarize(equation.source_info)})"
+            self.grids |= {path: where for path, axes in grow.items() if axes > 1}
+        multiplied = name in ("mul", "convert_element_type") and len(factors) == 1
+        result = self._result(equation.outvars[0], operands, factors[0].axes if multiplied else ())
+        return dataclasses.replace(result, outputs=outputs)
 
     def product(self, equation: Any, operands: list[AxisUses], letters: Sequence[Sequence[Letter]]) -> AxisUses:
         """Of two operands with these letters."""
@@ -376,9 +370,6 @@ class _Reader:
     ) -> AxisUses:
         """Two parameters that make one weight, as those of a LoRA; or a layer that is applied to the other one, such as
         to learned queries, whose number does not grow as their size does."""
-        axes = [axes for operand, of in zip(operands, letters, strict=True)
-                for axes, letter in zip(operand.axes, of, strict=True) if letter == "o"]  # fmt: skip
-        shared = [operands[0].axes[left] | operands[1].axes[right] for left, right in zip(*copies, strict=True)]
         left, right = (
             Side(
                 frozenset((axis, letter) for axes, letter in zip(value.axes, of, strict=True) for axis in axes),
@@ -386,21 +377,23 @@ class _Reader:
             )
             for value, of in zip(operands, letters, strict=True)
         )
-        result = self._result(equation.outvars[0], operands, (*shared, *axes))
+        shared = [operands[0].axes[axis] | operands[1].axes[other] for axis, other in zip(*copies, strict=True)]
+        outputs = [axes for operand, of in zip(operands, letters, strict=True) for axes in _outputs(operand, of)]
+        result = self._result(equation.outvars[0], operands, (*shared, *outputs))
         result = dataclasses.replace(result, products=((left, right), *result.products))
-        outputs = [self.growing & side.axes("o") for side in (left, right)]
-        if all(outputs) or not self.growing & (left.axes("i") | right.axes("i")):
+        both_grow = all(self.growing & side.axes("o") for side in (left, right))
+        if both_grow or not self.growing & (left.axes("i") | right.axes("i")):
             return result
-        self._layers_of(result)
+        self._layers_of([result])
         activation = _nothing(True, equation.outvars[0])
-        return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *axes))
+        return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *outputs))
 
 
 def _either(values: Sequence[AxisUses]) -> AxisUses:
     """A value that is one of these."""
-    axes = tuple(frozenset[Axis]().union(*of) for of in zip(*(value.axes for value in values), strict=True))
+    axes = tuple(union(of) for of in zip(*(value.axes for value in values), strict=True))
     is_activation = any(value.is_activation for value in values)
-    paths = frozenset[str]().union(*(value.paths for value in values))
+    paths = union(value.paths for value in values)
     return AxisUses(True, axes) if is_activation else AxisUses(False, axes, paths, products=_products(values))
 
 
@@ -420,6 +413,7 @@ def _ragged_dot_general(reader: _Reader, equation: Any, operands: list[AxisUses]
 
 
 def _contract(reader: _Reader, equation: Any, operands: list[AxisUses], numbers: Any) -> AxisUses:
+    """A product. numbers: (the axes of each operand that it sums over, those that both share)"""
     contracted, copies = numbers
     if not contracted[0]:  # it sums over nothing, as an outer product
         reader.elementwise.update(*(operand.paths for operand in operands))
@@ -434,16 +428,20 @@ def _contract(reader: _Reader, equation: Any, operands: list[AxisUses], numbers:
                 reader.meetings.update(itertools.product(activation.outputs[summed[0]], weight.axes[summed[1]]))
     if all(operand.is_weight for operand in operands):
         return reader.product_of_weights(equation, operands, letters, copies)
-    nothing = frozenset[Axis]()
-    outputs = [nothing] * len(copies[0])
-    for operand, of_operand in zip(operands, letters, strict=True):
-        free = [axes for axes, letter in zip(operand.axes, of_operand, strict=True) if letter == "o"]
-        outputs += free if operand.is_weight else [nothing] * len(free)
+    outputs = [frozenset[Axis]()] * len(copies[0])
+    for operand, of in zip(operands, letters, strict=True):
+        outputs += [axes if operand.is_weight else frozenset() for axes in _outputs(operand, of)]
     return dataclasses.replace(reader.product(equation, operands, letters), outputs=tuple(outputs))
 
 
 def _letters(operand: AxisUses, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:
+    """What a product does with each axis."""
     return ["i" if axis in contracted else "-" if axis in copies else "o" for axis in range(len(operand.axes))]
+
+
+def _outputs(operand: AxisUses, letters: Sequence[Letter]) -> list[frozenset[Axis]]:
+    """What each axis comes from that the result of a product keeps."""
+    return [axes for axes, letter in zip(operand.axes, letters, strict=True) if letter == "o"]
 
 
 def _convolution(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
@@ -466,7 +464,7 @@ def _gather(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUse
         reader.look_up(table, _letters(table, rows, ()))
         return _nothing(True, variable)
     kept = iter([axes for axis, axes in enumerate(table.axes) if axis not in rows])
-    taken = frozenset[Axis]().union(*(table.axes[row] for row in rows))
+    taken = union(table.axes[row] for row in rows)
     if len(numbers.offset_dims) == _rank(variable):
         reader._take(taken)
     result = [next(kept) if axis in numbers.offset_dims else taken for axis in range(_rank(variable))]
@@ -527,7 +525,7 @@ def _reshape(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUs
             else:
                 news.append(news[-1] + 1)
             sizes = math.prod(before[i] for i in olds), math.prod(after[i] for i in news)
-        group = frozenset[Axis]().union(*(operands[0].axes[i] for i in olds))
+        group = union(operands[0].axes[i] for i in olds)
         for i in news:
             axes[i] = group if after[i] > 1 or len(news) == 1 else frozenset()
         start, end = olds[-1] + 1, news[-1] + 1
@@ -538,12 +536,12 @@ def _reshape(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUs
 
 def _concatenate(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
     alike = (operand.axes for operand in operands if not operand.is_activation)
-    axes = tuple(frozenset[Axis]().union(*of) for of in zip(*alike, strict=True))
+    axes = tuple(union(of) for of in zip(*alike, strict=True))
     return reader._result(equation.outvars[0], operands, axes)
 
 
 Rule = Callable[[_Reader, Any, list[AxisUses]], AxisUses]
-# What an operation does with the axes of its operands; SAME_SHAPE and SAME_AXES have those that leave them as they are.
+# What operations do with the axes of their operands; ELEMENTWISE and SAME_AXES have those that leave them as they are.
 RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "ragged_dot_general": _ragged_dot_general,

@@ -19,10 +19,12 @@ from depthmup.reading.graph.evaluate import as_numpy, evaluated
 from depthmup.reading.graph.jaxpr import (
     CLOSED,
     CONTRACTIONS,
+    Value,
     inner_jaxpr,
+    interpreted,
     is_between_devices,
+    operands_of_scan,
     operations,
-    parts_of_scan,
     summed,
     takes_members,
     typed,
@@ -36,6 +38,11 @@ PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthm
 RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
 COPIES = (*RESHAPES, "broadcast_in_dim")  # these may repeat them
 STEPS = 4  # the largest number of steps of a recurrence that are followed
+
+
+def union(sets: Iterable[AbstractSet[Value]]) -> frozenset[Value]:
+    """What is in any of these sets."""
+    return frozenset[Value]().union(*sets)
 
 
 class ForwardError(ValueError):
@@ -117,10 +124,10 @@ class Nodes(AbstractSet[Node]):
 
 
 def _mask(nodes: Iterable[Node]) -> int:
-    return nodes.mask if isinstance(nodes, Nodes) else _union(1 << node.order for node in nodes)
+    return nodes.mask if isinstance(nodes, Nodes) else _bits_of(1 << node.order for node in nodes)
 
 
-def _union(masks: Iterable[int]) -> int:
+def _bits_of(masks: Iterable[int]) -> int:
     return functools.reduce(operator.or_, masks, 0)
 
 
@@ -210,7 +217,7 @@ class Graph:
         if positive:
             values = [np.tanh(np.abs(value)) if _floating(value) else value for value in values]
         arguments += [self._leaf("input", value) for value in values]
-        outputs = self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
+        outputs = self._inline(closed.jaxpr, closed.consts, arguments)
         floating = [node for node in outputs if _floating(node.value)]
         if len(floating) != 1:
             raise ForwardError(_outputs_message(names))
@@ -220,7 +227,7 @@ class Graph:
         self._link()
         self._behind: dict[Node, int] = {}
         for node in reversed(self.nodes):
-            self._behind[node] = _union((1 << node.order, *(self._behind[consumer] for consumer in node.consumers)))
+            self._behind[node] = _bits_of((1 << node.order, *(self._behind[consumer] for consumer in node.consumers)))
         self.fed |= self.descendants(self._learned_states())
 
     # Building the graph
@@ -252,26 +259,16 @@ class Graph:
     def _add(self, node: Node) -> Node:
         node.value = node.evaluate(*(operand.value for operand in node.operands))
         node.times, node.order = self._times, len(self.nodes)
-        node.before = _union((1 << node.order, *(operand.before for operand in node.operands)))
+        node.before = _bits_of((1 << node.order, *(operand.before for operand in node.operands)))
         node.paths = frozenset([node.path] if node.path else ()).union(*(operand.paths for operand in node.operands))
         self.nodes.append(node)
         if node.op in ("input", "carry") or any(operand in self.fed for operand in node.operands):
             self.fed |= {node}
         return node
 
-    def _inline(self, jaxpr: Any, consts: Sequence[Node], arguments: Sequence[Node]) -> list[Node]:
+    def _inline(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Node]) -> list[Node]:
         """Add the operations of a jaxpr; the nodes of its results."""
-        nodes = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-
-        def node_of(atom: Any) -> Node:
-            return (
-                self._leaf("constant", np.asarray(atom.val, atom.aval.dtype)) if hasattr(atom, "val") else nodes[atom]
-            )
-
-        for equation in jaxpr.eqns:
-            results = self._equation(equation, [node_of(atom) for atom in equation.invars])
-            nodes.update(zip(equation.outvars, results, strict=True))
-        return [node_of(atom) for atom in jaxpr.outvars]
+        return interpreted(jaxpr, consts, arguments, functools.partial(self._leaf, "constant"), self._equation)
 
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
         name, inner = equation.primitive.name, inner_jaxpr(equation)
@@ -280,8 +277,7 @@ class Graph:
         if is_between_devices(equation):
             return operands
         if inner is not None and name != "scan":
-            jaxpr, consts = inner
-            return self._inline(jaxpr, [self._leaf("constant", value) for value in consts], operands)
+            return self._inline(*inner, operands)
 
         inside = operations(equation) if name in CLOSED else frozenset()
         number, self._number = self._number, self._number + 1
@@ -306,33 +302,32 @@ class Graph:
         return nodes
 
     def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
-        closed, length = equation.params["jaxpr"], equation.params["length"]
-        consts, carries = parts_of_scan(equation)
+        """A scan is one over blocks if its body takes members of stacks of parameters: of its sequences, or of its
+        constants by their number."""
+        body, length = equation.params["jaxpr"].jaxpr, equation.params["length"]
+        fixed, carry, sequences = operands_of_scan(equation, operands)
         outside, self._times = self._times, self._times * length
 
         def learned(operand: Node) -> bool:
             return operand not in self.fed and bool(operand.paths)
 
-        variables = [*zip(operands[:consts], closed.jaxpr.invars, strict=False)]
+        variables = [*zip(fixed, body.invars, strict=False)]
         stacks = [
             stack
-            for stack in dict.fromkeys(operands[:consts])
+            for stack in dict.fromkeys(fixed)
             if stack.shape[:1] == (length,)
             and learned(stack)
-            and all(takes_members(closed.jaxpr, var) for operand, var in variables if operand is stack)
+            and all(takes_members(body, var) for operand, var in variables if operand is stack)
         ]
-        if any(len(stack.shape) > 2 for stack in stacks) or any(map(learned, operands[consts + carries :])):
-            results = self._blocks(closed, length, operands, consts, carries, stacks)
+        if any(len(stack.shape) > 2 for stack in stacks) or any(map(learned, sequences)):
+            results = self._blocks(equation, fixed, carry, sequences, stacks)
         else:
-            results = self._recurrence(closed, length, operands, consts, carries, equation.params["reverse"])
+            results = self._recurrence(equation, fixed, carry, sequences)
         self._times = outside
         return results
 
-    def _body(self, closed: Any, arguments: Sequence[Node]) -> list[Node]:
-        return self._inline(closed.jaxpr, [self._leaf("constant", value) for value in closed.consts], arguments)
-
     def _blocks(
-        self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, stacks: Sequence[Node]
+        self, equation: Any, fixed: list[Node], carry: list[Node], sequences: list[Node], stacks: Sequence[Node]
     ) -> list[Node]:
         """A scan over parameters: its body once. Its carry is what was handed in plus noise, so that it is like any
         later carry. stacks: the operands from which the body takes members by their number."""
@@ -340,64 +335,58 @@ class Graph:
         def member(operand: Node) -> Node:
             return self._add(Node("member", (operand,), lambda value: value[0]))
 
-        def carry(operand: Node) -> Node:
+        def later(operand: Node) -> Node:
             if not _floating(operand.value):  # a number or a key
                 return self._add(Node("carry", (operand,), lambda value: value))
             noise = _random(self._rng, operand.value)
             return self._add(Node("carry", (operand,), lambda value: value + noise))
 
-        members = {stack: member(stack) for stack in stacks}
+        closed, members = equation.params["jaxpr"], {stack: member(stack) for stack in stacks}
         self._members.update(members.values())
-        body = [members.get(operand, operand) for operand in operands[:consts]]
-        states = list(map(carry, operands[consts : consts + carries]))
-        body += states
-        body += map(member, operands[consts + carries :])
-        results = self._body(closed, body)
-        handed = results[:carries]
+        states = list(map(later, carry))
+        arguments = [*(members.get(operand, operand) for operand in fixed), *states, *map(member, sequences)]
+        results = self._inline(closed.jaxpr, closed.consts, arguments)
+        handed, sequence = results[: len(carry)], results[len(carry) :]
         for result, state in zip(handed, states, strict=True):
             result.handed_to += (state,)
 
         def of_steps(op: str, result: Node) -> Node:  # it depends on all carries of earlier steps
             return self._add(Node(op, (result, *handed), lambda value, *_: value))
 
-        emitted = [self._stacked([of_steps("emitted", result)], length) for result in results[carries:]]
-        return [of_steps("carried", carry) for carry in handed] + emitted
+        emitted = [self._stacked([of_steps("emitted", result)], equation) for result in sequence]
+        return [of_steps("carried", result) for result in handed] + emitted
 
-    def _recurrence(
-        self, closed: Any, length: int, operands: list[Node], consts: int, carries: int, reverse: bool
-    ) -> list[Node]:
+    def _recurrence(self, equation: Any, fixed: list[Node], carry: list[Node], sequences: list[Node]) -> list[Node]:
         """A scan over anything else, such as time: its first steps, as many as a parameter needs to reach each
         carry."""
-        state, steps = operands[consts : consts + carries], list[list[Node]]()
-        copies: list[list[Node]] = []
+        closed, reverse = equation.params["jaxpr"], equation.params["reverse"]
+        emitted, copies = list[list[Node]](), list[list[Node]]()
         contraction, number = self._contractions, self._number
-        for step in range(min(length, carries + 1, STEPS)):
+        for step in range(min(equation.params["length"], len(carry) + 1, STEPS)):
             start, self._contractions, self._number = len(self.nodes), contraction, number
             index = -1 - step if reverse else step
             members = [
-                self._add(Node("member", (operand,), lambda value, index=index: value[index]))
-                for operand in operands[consts + carries :]
+                self._add(Node("member", (operand,), lambda value, index=index: value[index])) for operand in sequences
             ]
-            results = self._body(closed, [*operands[:consts], *state, *members])
-            state = results[:carries]
-            steps.append(results[carries:])
+            results = self._inline(closed.jaxpr, closed.consts, [*fixed, *carry, *members])
+            carry = results[: len(carry)]
+            emitted.append(results[len(carry) :])
             copies.append(self.nodes[start:])
         for nodes in list(zip(*copies, strict=True)):
             all_copies = tuple(copy for node in nodes for copy in (node.copies or (node,)))
             for node in nodes:
                 node.copies = all_copies
-        return state + [self._stacked(results, length, reverse) for results in zip(*steps, strict=True)]
+        return carry + [self._stacked(steps, equation) for steps in zip(*emitted, strict=True)]
 
-    def _stacked(self, results: Sequence[Node], length: int, reverse: bool = False) -> Node:
+    def _stacked(self, steps: Sequence[Node], scan: Any) -> Node:
         """The sequence of a body's results; the last that is in the graph stands for all later ones."""
 
         def stack(*values: Any) -> Any:
-            rows = [*values, *([values[-1]] * (length - len(values)))]
-            return (np if all(isinstance(row, np.ndarray) for row in rows) else jnp).stack(
-                rows[::-1] if reverse else rows
-            )
+            rows = [*values, *([values[-1]] * (scan.params["length"] - len(values)))]
+            numpy = np if all(isinstance(row, np.ndarray) for row in rows) else jnp
+            return numpy.stack(rows[::-1] if scan.params["reverse"] else rows)
 
-        return self._add(Node("stacked", tuple(results), stack))
+        return self._add(Node("stacked", tuple(steps), stack))
 
     def _learned_states(self) -> Iterator[Node]:
         """The first states of streams that do not depend on the inputs, such as learned queries that attend to
@@ -414,18 +403,21 @@ class Graph:
 
     def ancestors(self, node: Node, stop: Node | None = None) -> Nodes:
         """The values that a value is computed from, itself included; those behind `stop` only if another path leads to
-        them."""
+        them.
+
+            norm(h) @ w, of this product and stop=h         # {norm(h) @ w, norm(h), w, scale of the norm, ...}
+        """
         before = Nodes(self._values, node.before)
         between = before & self.descendants([stop]) - {stop} if stop else ()
         beside = {operand for inner in between for operand in inner.operands if operand not in between} - {stop}
-        return Nodes(self._values, _union(operand.before for operand in beside)) | between if between else before
+        return Nodes(self._values, _bits_of(operand.before for operand in beside)) | between if between else before
 
     def descendants(self, nodes: Iterable[Node]) -> Nodes:
-        return Nodes(self._values, _union(self._behind[node] for node in nodes))
+        return Nodes(self._values, _bits_of(self._behind[node] for node in nodes))
 
     def parameters_of(self, node: Node) -> frozenset[str]:
         """The paths of the parameters that an operation applies to activations."""
-        return frozenset[str]().union(*(operand.paths for operand in node.operands if operand not in self.fed))
+        return union(operand.paths for operand in node.operands if operand not in self.fed)
 
     def parameters_between(self, node: Node, stop: Node) -> frozenset[str]:
         """The paths of the parameters that a value depends on otherwise than through `stop`."""
@@ -460,7 +452,10 @@ class Graph:
 
     def changed(self, changes: Mapping[Node, Any], allowed: AbstractSet[Node], cut: Sequence[Node] = ()) -> Any:
         """{value: its new number} of all values that change with these. The values behind `cut` are computed from its
-        old number. None as soon as a value changes that is not in `allowed`."""
+        old number. None as soon as a value changes that is not in `allowed`.
+
+            changed({w: 2 * w.value}, {h @ w})      # {w: ..., h @ w: ...}; None if more depends on w
+        """
         # A number times an array in bfloat16 is float32 in NumPy.
         values = {node: np.asarray(number, np.asarray(node.value).dtype) for node, number in changes.items()}
         todo = self.descendants(changes) - changes.keys()
@@ -523,6 +518,20 @@ def _outputs_message(names: Sequence[str]) -> str:
         "output=lambda outputs: jnp.concatenate([x.reshape(len(x), -1) for x in jax.tree.leaves(outputs)], axis=-1). "
         "absorb needs an apply that returns the logits alone"
     )
+
+
+def reached(starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """These values and all that `onward` leads to from them, step by step.
+
+    reached([relu(h @ w) + b], lambda node: node.operands)      # its ancestors
+    """
+    found, todo = set[Node](), [*starts]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += onward(node)
+    return found
 
 
 def as_stored(node: Node) -> Node:

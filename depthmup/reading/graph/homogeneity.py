@@ -92,11 +92,12 @@ def doubles(graph: Graph, node: Node, parts: Parts, earlier: Sequence[Node] = ()
 
 
 def _doubled(graph: Graph, parts: Parts) -> dict[Node, Any]:
-    doubled = {}
-    for leaf in (n for n in graph.nodes if n.path in parts):
-        mask = parts[leaf.path]
-        doubled[leaf] = 2 * leaf.value if mask is None else np.where(mask, 2 * leaf.value, leaf.value)
-    return doubled
+    """{parameter: its value with these entries doubled}"""
+    return {
+        leaf: 2 * leaf.value if (mask := parts[leaf.path]) is None else np.where(mask, 2 * leaf.value, leaf.value)
+        for leaf in graph.nodes
+        if leaf.path in parts
+    }
 
 
 def _entries(graph: Graph, node: Node, paths: Sequence[str], stop: Node | None) -> Parts:
@@ -105,19 +106,17 @@ def _entries(graph: Graph, node: Node, paths: Sequence[str], stop: Node | None) 
     of all blocks."""
     leaves = [n for n in graph.nodes if n.path in paths]
     between = graph.descendants(leaves) & graph.ancestors(node, stop)
+    of_blocks = {inner for inner in between if inner.op == "member" and inner not in graph.fed}
 
     def value(numbers: Sequence[Any]) -> Any:
         values = dict(zip(leaves, numbers, strict=True))
-        for inner in between:
-            if inner not in values:
-                operands = [values.get(operand, operand.value) for operand in inner.operands]
-                weights = inner.op == "member" and inner not in graph.fed
-                values[inner] = operands[0].sum(0) if weights else inner.evaluate(*operands)
+        for inner in between - leaves:
+            operands = [values.get(operand, operand.value) for operand in inner.operands]
+            values[inner] = operands[0].sum(0) if inner in of_blocks else inner.evaluate(*operands)
         return values[node]
 
     numbers = [leaf.value for leaf in leaves]
-    summed = any(inner.op == "member" and inner not in graph.fed for inner in between)
-    before = value(numbers) if summed else node.value
+    before = value(numbers) if of_blocks else node.value
     if not np.array_equal(value([2 * number for number in numbers]), 2 * np.asarray(before)):
         return dict.fromkeys(paths)  # the gradient takes several times as long
     _, pull = jax.vjp(value, numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,18 @@ from jax.extend.core import primitives
 
 from depthmup.rules.specs import PyTree
 
+Value = TypeVar("Value")
 CONTRACTIONS = ("dot_general", "reduce_sum")  # models write the product of queries and keys with one of them
 CLOSED = ("while", "cond")  # operations whose bodies are not in the graph
+# Operations that act on each entry alone.
+ELEMENTWISE = frozenset((
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp",
+    "complex", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf",
+    "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma",
+    "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "pvary",
+    "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+))  # fmt: skip
 # Operations that only move or mark numbers, or that are products like others, which JAX's own list does not have.
 MORE = (
     *("stack", "unstack", "split", "tile", "broadcast_to", "scatter-sub", "ragged_dot_general", "depthmup_conv"),
@@ -38,6 +48,30 @@ def contractions(jaxpr: Any) -> list[int]:
     return sizes
 
 
+def interpreted(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    arguments: Sequence[Any],
+    of_constant: Callable[[Any], Any],
+    of_equation: Callable[[Any, list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """What a jaxpr's results are in another meaning of its values: of_constant(number) is that of a constant,
+    of_equation(equation, operands) are those of an operation's results.
+
+        # Does a value depend on x?  lambda x, w: 2 * x + w, of the arguments [True, False]
+        interpreted(jaxpr, [], [True, False], lambda _: False, lambda _, operands: [any(operands)])     # [True]
+    """
+    values = dict(zip(jaxpr.invars, arguments, strict=True))
+    values |= zip(jaxpr.constvars, map(of_constant, consts), strict=True)
+
+    def value_of(atom: Any) -> Any:
+        return of_constant(atom.val) if hasattr(atom, "val") else values[atom]
+
+    for equation in jaxpr.eqns:
+        values |= zip(equation.outvars, of_equation(equation, [*map(value_of, equation.invars)]), strict=True)
+    return [value_of(atom) for atom in jaxpr.outvars]
+
+
 def values_at(
     places: Collection[tuple[int, int]], apply: Callable[..., Any], params: PyTree, *inputs: Any
 ) -> list[jax.Array]:
@@ -51,39 +85,37 @@ def _watched(
     jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], places: Collection[tuple[int, int]], number: int
 ) -> tuple[list[Any], list[jax.Array]]:
     """(results of a jaxpr whose first operation has this number, the values at the places inside)"""
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     watched: list[jax.Array] = []
 
-    def value_of(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else values[atom]
-
-    for equation in jaxpr.eqns:
-        operands, inner, after = [*map(value_of, equation.invars)], inner_jaxpr(equation), number + _count(equation)
-        inside = [place for place in sorted(set(places)) if number <= place[0] < after]
+    def results_of(equation: Any, operands: list[Any]) -> list[Any]:
+        nonlocal number
+        first, inner, number = number, inner_jaxpr(equation), number + _count(equation)
+        inside = [place for place in sorted(set(places)) if first <= place[0] < number]
         if inside and equation.primitive.name == "scan":
-            results, more = _watched_scan(equation, operands, places, number)
+            results, more = _watched_scan(equation, operands, places, first)
         elif inside and inner is not None:
-            results, more = _watched(*inner, operands, places, number)
+            results, more = _watched(*inner, operands, places, first)
         else:
             results = bind(equation, operands)
             more = [results[index] for _, index in inside]
-        values.update(zip(equation.outvars, results, strict=True))
-        watched, number = watched + more, after
-    return [value_of(atom) for atom in jaxpr.outvars], watched
+        watched.extend(more)
+        return results
+
+    return interpreted(jaxpr, consts, arguments, lambda number: number, results_of), watched
 
 
 def _watched_scan(
     equation: Any, operands: Sequence[Any], places: Collection[tuple[int, int]], number: int
 ) -> tuple[list[Any], list[jax.Array]]:
+    """`_watched` of a scan: the values at the places in each step, first step to last."""
     closed, length, backwards = (equation.params[key] for key in ("jaxpr", "length", "reverse"))
-    consts, carries = parts_of_scan(equation)
+    fixed, start, sequences = operands_of_scan(equation, operands)
 
-    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], tuple[list[Any], list[jax.Array]]]:
-        results, watched = _watched(closed.jaxpr, closed.consts, [*operands[:consts], *carry, *slices], places, number)
-        return results[:carries], (results[carries:], watched)
+    def step(carry: list[Any], members: list[Any]) -> tuple[list[Any], tuple[list[Any], list[jax.Array]]]:
+        results, watched = _watched(closed.jaxpr, closed.consts, [*fixed, *carry, *members], places, number)
+        return results[: len(start)], (results[len(start) :], watched)
 
-    start, slices = operands[consts : consts + carries], operands[consts + carries :]
-    carry, (stacked, watched) = jax.lax.scan(step, list(start), list(slices), length=length, reverse=backwards)
+    carry, (stacked, watched) = jax.lax.scan(step, list(start), list(sequences), length=length, reverse=backwards)
     steps = reversed(range(length)) if backwards else range(length)
     return carry + stacked, [value[i] for i in steps for value in watched]
 
@@ -118,6 +150,12 @@ def parts_of_scan(equation: Any) -> tuple[int, int]:
     body = equation.params["jaxpr"].jaxpr
     carries = _unsliced(equation.outvars, body.outvars)
     return _unsliced(equation.invars, body.invars) - carries, carries
+
+
+def operands_of_scan(equation: Any, operands: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
+    """(a scan's constants, the carries that it starts with, its sequences) among its operands"""
+    consts, carries = parts_of_scan(equation)
+    return [*operands[:consts]], [*operands[consts : consts + carries]], [*operands[consts + carries :]]
 
 
 def inner_jaxpr(equation: Any) -> tuple[Any, Sequence[Any]] | None:
@@ -164,6 +202,7 @@ def _unsliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 
 
 def summed(equation: Any) -> int:
+    """The number of terms of one of CONTRACTIONS."""
     if equation.primitive.name == "reduce_sum":
         axes = equation.params["axes"]
     else:

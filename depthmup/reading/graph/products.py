@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from depthmup.reading.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored
+from depthmup.reading.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored, union
 from depthmup.reading.graph.homogeneity import Parts, homogeneous_in
 from depthmup.reading.graph.jaxpr import KNOWN
 
@@ -25,18 +25,25 @@ def applied(graph: Graph) -> dict[str, Node]:
     """
     first, matrices = dict[str, Node](), weights(graph)
     for node in _layers(graph):
-        for number, operand in enumerate(node.operands):
-            parameter = as_stored(operand)
-            matrix = node.op == "dot_general" and len(parameter.shape) == 2
-            parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a stack
-            stored = operand.operands[0] if operand.op == "convert_element_type" else operand
-            kernel = node.op == "conv_general_dilated" and stored is parameter
-            # The members of an ensemble lie along the first axis, in one product.
-            stacked = len(parameter.shape) == len(operand.shape) == 3 and parameter.shape[0] == operand.shape[0]
-            members = stacked and bool(node.axes) and node.axes[number] in ((1,), (2,))
-            if parameter.path in matrices and (matrix or kernel or members):
-                first.setdefault(parameter.path, node)
+        for number in range(len(node.operands)):
+            path = _matrix(node, number)
+            if path in matrices:
+                first.setdefault(path, node)
     return first
+
+
+def _matrix(product: Node, number: int) -> str:
+    """The path of the matrix, of the stack of matrices or of the kernel that is this operand; "" if it is none."""
+    operand = product.operands[number]
+    parameter = as_stored(operand)
+    is_matrix = product.op == "dot_general" and len(parameter.shape) == 2
+    parameter = as_stored(parameter.operands[0]) if parameter.op == "member" else parameter  # of a stack
+    stored = operand.operands[0] if operand.op == "convert_element_type" else operand
+    is_kernel = product.op == "conv_general_dilated" and stored is parameter
+    # The members of an ensemble lie along the first axis, in one product.
+    is_stack = len(parameter.shape) == len(operand.shape) == 3 and parameter.shape[0] == operand.shape[0]
+    are_applied = is_stack and bool(product.axes) and product.axes[number] in ((1,), (2,))
+    return parameter.path if is_matrix or is_kernel or are_applied else ""
 
 
 def parameters_behind(graph: Graph) -> dict[Node, frozenset[str]]:
@@ -51,7 +58,7 @@ def parameters_behind(graph: Graph) -> dict[Node, frozenset[str]]:
         onward = {node: result[node] | graph.parameters_of(node) for node in result if node.op == "carry"}
         for node in reversed(graph.nodes):
             later = (*node.consumers, *(carry for carry in node.handed_to if carry in onward))
-            result[node] = frozenset[str]().union(*(onward[consumer] for consumer in later))
+            result[node] = union(onward[consumer] for consumer in later)
             onward[node] = result[node] | graph.parameters_of(node)
     return result
 
@@ -72,7 +79,7 @@ def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     for node in graph.nodes:
         if node.op in SOFTMAX or (node.op in GATES and _products_next_to(graph, node, "consumers")):
             for product in _products_next_to(graph, node, "operands"):
-                if product not in products and product.is_last_copy:
+                if product not in products:
                     products.add(product)
                     query, key = factors_of(graph, product)
                     yield query, key, product
@@ -81,8 +88,8 @@ def attentions(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
 def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
     """(left, right, product) of every product of two activations that goes into no softmax, as linear attention has.
 
-    Logits that are such products are none of them, nor are cosines, averages by weights that add up to 1, sums of
-    squares, and products whose size does not matter."""
+    Logits that are such products are none of them, nor are averages by weights that add up to 1, sums of squares, and
+    products whose size does not matter."""
     of_softmax = {product for *_, product in attentions(graph)}
     later, matrices = parameters_behind(graph), weights(graph)
     for node in graph.nodes:
@@ -92,7 +99,7 @@ def bilinear(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
             continue
         left, right = factors
         squares = np.array_equal(as_stored(left).value, as_stored(right).value)
-        if not squares and not is_cosine(graph, left, right) and not _divided_by_its_size(graph, node):
+        if not squares and not _divided_by_its_size(graph, node):
             yield left, right, node
 
 
@@ -232,10 +239,10 @@ def _heads(graph: Graph, node: Node) -> list[Node]:
     operands = graph.activations(node)
     if node.op in ("add", "sub"):  # a network that predicts noise returns x - network(x)
         operands = [operand for operand in operands if operand.paths]
-    if node.op == "concatenate" and len(operands) > 1:
+    if node.op == "concatenate" and operands:
         return [head for operand in operands for head in _heads(graph, operand)]
     chosen = operands == [node.operands[0]] and node.op in ("slice", "dynamic_slice", "gather")  # as in logits[:, 0]
-    if chosen or (len(operands) == 1 and node.op in ("add", "sub", "concatenate", *COPIES)):
+    if chosen or (len(operands) == 1 and node.op in ("add", "sub", *COPIES)):
         return _heads(graph, operands[0])
     return [node]
 
@@ -260,8 +267,12 @@ def _is_power(graph: Graph, node: Node, value: Node) -> bool:
 
 
 def source(graph: Graph, node: Node) -> Node | None:
-    """The last value that a value is computed from without weights and products, and without statistics of the inputs
-    (RevIN); None if there is none."""
+    """The last value that all of a value is computed from without weights and products, and without statistics of the
+    inputs (RevIN); None if there is none.
+
+        tanh(h @ head)                  # h @ head, whose source is None
+        h / sqrt(mean(h * h))           # h
+    """
     values = {node}
     while True:
         last = max(values, key=lambda value: value.order)
@@ -290,7 +301,7 @@ def weights(graph: Graph) -> frozenset[str]:
     biases and no embeddings, whose rows are looked up."""
     products = map(graph.parameters_of, _layers(graph))
     tables = (graph.parameters_of(node) for node in graph.nodes if node.op == "gather" and node in graph.fed)
-    return frozenset[str]().union(*products) - frozenset[str]().union(*tables)
+    return union(products) - union(tables)
 
 
 def _layers(graph: Graph) -> Iterator[Node]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from depthmup.reading.graph.graph import ADDITIONS, RESHAPES, Graph, Node, Nodes, as_stored
+from depthmup.reading.graph.graph import ADDITIONS, RESHAPES, Graph, Node, Nodes, as_stored, reached, union
 from depthmup.reading.graph.products import attentions, factors_of, source
 
+GATES = {"logistic", "tanh"}  # of recurrent cells
 STEPS_AROUND = 1  # how far the operations around the place of a parameter go back: not to the layer before
 
 
@@ -43,24 +44,9 @@ def branches(graph: Graph) -> list[Branch]:
     values that are added to the stream and computed from something else, such as a condition.
     """
     result, others = list[Branch](), repeated_states(graph).keys() | _biased_attentions(graph)
-    for node in (addition for addition in _additions(graph, (*ADDITIONS, "sub")) if addition not in others):
-        left, right = node.operands
-        # Either operand may be the end of the branch, the other one is its skip; of a difference the right one alone.
-        ways = [(a, b) for a, b in ((right, left), (left, right)) if a in graph.fed and (b, node.op) != (right, "sub")]
-        # Where the start is a summand of both, the two are states of the stream, as in a mean of parallel blocks.
-        pairs = [(a, start) for a, b in ways for start in _summands(graph, b, a) if start not in _chain(graph, a)]
-        if not pairs:  # the skip is a number times the start, 0.5 * h + f(h), or a projection of it, h @ w + f(h)
-            multiplied = ((a, b, before_numbers(graph, b)[0]) for a, b in ways)
-            scaled = [Branch(node, a, start, b) for a, b, start in multiplied if start in graph.ancestors(a)]
-            if scaled and _has_layers(graph, scaled[0].end, scaled[0].start):
-                result.append(scaled[0])
-            elif left in graph.fed and right in graph.fed and node.op != "sub":
-                result += _projected(graph, node, result)
-            continue
-        # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
-        branch, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(graph.ancestors(*pair))))
-        if _has_layers(graph, branch, start):
-            result.append(Branch(node, branch, start, start))
+    for total in _additions(graph, (*ADDITIONS, "sub")):
+        if total not in others and (branch := _added(graph, total, result)):
+            result.append(branch)
     # A parameter may be the first state of the stream. It is not where the sum leaves the stream: a learned part of
     # queries, to which a part that sees the inputs is added.
     stream = _stream(graph, result)
@@ -68,6 +54,27 @@ def branches(graph: Graph) -> list[Branch]:
     factors = {as_stored(factor) for node in graph.nodes for factor in factors_of(graph, node)}
     result = [branch for branch in result if not (branch.sum in factors and _reaches_in(graph, branch, result))]
     return result + _injections(graph, result)
+
+
+def _added(graph: Graph, total: Node, known: Sequence[Branch]) -> Branch | None:
+    """The branch that a sum adds to the stream; None if it is no residual addition. known: the branches before it."""
+    left, right = total.operands
+    # Either operand may be the end of the branch, the other one is its skip; of a difference the right one alone.
+    ways = [(end, skip) for end, skip in ((right, left), (left, right)) if end in graph.fed]
+    ways = [(end, skip) for end, skip in ways if total.op != "sub" or skip is left]
+    # Where the start is a summand of both, the two are states of the stream, as in a mean of parallel blocks.
+    pairs = [(end, start) for end, skip in ways for start in _summands(graph, skip, end)
+             if start not in _chain(graph, end)]  # fmt: skip
+    if pairs:
+        # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
+        end, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(graph.ancestors(*pair))))
+        return Branch(total, end, start, start) if _has_layers(graph, end, start) else None
+    # The skip is a number times the start, 0.5 * h + f(h), or a projection of it, h @ w + f(h).
+    multiplied = ((end, skip, before_numbers(graph, skip)[0]) for end, skip in ways)
+    scaled = [Branch(total, end, start, skip) for end, skip, start in multiplied if start in graph.ancestors(end)]
+    if scaled and _has_layers(graph, scaled[0].end, scaled[0].start):
+        return scaled[0]
+    return _projected(graph, total, known) if len(ways) == 2 else None
 
 
 def _reaches_in(graph: Graph, branch: Branch, branches: Sequence[Branch]) -> bool:
@@ -78,10 +85,7 @@ def _reaches_in(graph: Graph, branch: Branch, branches: Sequence[Branch]) -> boo
         return False
     before = graph.descendants([branch.start])
     around = (other for other in branches if other.start in before and other.start is not branch.start)
-    return any(
-        branch.sum in _inside(graph, other) and branch.sum not in graph.ancestors(graph.output, other.end)
-        for other in around
-    )
+    return any(branch.sum in _inside(graph, other) for other in around)
 
 
 def _has_layers(graph: Graph, end: Node, start: Node) -> bool:
@@ -132,7 +136,7 @@ def _injections(graph: Graph, branches: Sequence[Branch]) -> list[Branch]:
     for node in (addition for addition in _additions(graph) if addition not in known):
         for skip, end in (node.operands, node.operands[::-1]):
             beside = end in graph.fed and stream.isdisjoint(_chain(graph, end)) and skip not in graph.ancestors(end)
-            if skip in stream and beside and end.paths:
+            if skip in stream and beside:
                 start = _shared(graph, end)
                 if graph.parameters_between(end, start):
                     injections.append(Branch(node, end, start, start, "injection"))
@@ -158,18 +162,15 @@ def calls(graph: Graph, branches: Sequence[Branch]) -> list[list[Branch]]:
 
 def _states(graph: Graph, state: Node) -> set[Node]:
     """A state of the stream, and those that it is made of without weights, as by a norm after the sum."""
-    states, todo = set[Node](), [state]
-    while todo:
-        node = todo.pop()
-        if node not in states:
-            states.add(node)
-            todo += [*_chain(graph, node), *filter(None, [source(graph, node)])]
-    return states
+    return reached([state], lambda node: [*_chain(graph, node), *filter(None, [source(graph, node)])])
 
 
 def containing_branches(graph: Graph, branches: Sequence[Branch]) -> list[frozenset[int]]:
     """The numbers of the branches that each one is a part of, sum and start: where two streams feed each other in
-    turn, the sum of the one alone lies in a branch of the other, or the logits depend on it otherwise, too."""
+    turn, the sum of the one alone lies in a branch of the other, or the logits depend on it otherwise, too.
+
+        h + f(g + up(g)), g = down(h)       # the branch up(g) is a part of f(...)
+    """
     values = [_inside(graph, branch) - graph.ancestors(graph.output, branch.end) for branch in branches]
     return [
         frozenset(
@@ -280,38 +281,30 @@ def stream_parameters(graph: Graph, branches: Sequence[Branch], ends: Collection
     """The paths of the parameters that act on the stream behind a residual sum, such as norms after the sum, or on
     what is added to it there. ends: those of all branches."""
     starts = [*(branch.start for branch in branches), *(node for node in graph.nodes if node.op == "carried")]
-    stream, todo = set[Node](), [graph.output, *starts]
-    while todo:
-        node = todo.pop()
-        if node not in stream and node not in ends:
-            stream.add(node)
-            todo += node.operands
+    stream = reached([graph.output, *starts], lambda node: () if node in ends else node.operands) - {*ends}
     states = [*(branch.sum for branch in branches), *(node for node in graph.nodes if node.op == "carry")]
     behind = stream & graph.descendants(states)
     behind |= {as_stored(operand) for node in behind if node.op in ADDITIONS for operand in node.operands} & stream
     added = {node for branch in branches for node in biases(graph, branch)}
-    return frozenset[str]().union(*(graph.parameters_of(node) for node in behind)) - frozenset(
-        path for node in added for path in node.paths
-    )
+    return union(map(graph.parameters_of, behind)) - union(node.paths for node in added)
 
 
 def alone(graph: Graph, branches: Sequence[Branch], around: Sequence[Collection[int]]) -> list[frozenset[str]]:
     """The paths of the parameters of each branch, without those of other branches that its end is computed from, such
-    as the blocks of an encoder, and of what other branches start from. around: as `around`."""
+    as the blocks of an encoder, and of what other branches start from. around: as `containing_branches`."""
     result = []
     for number, branch in enumerate(branches):
         others = [one for one, outer in zip(branches, around, strict=True) if number not in outer and one != branch]
-        inside = _inside(graph, branch)
-        made = inside - graph.descendants({one.sum for one in others} & inside)  # first states of other streams, too
-        stops = {one.sum for one in others} | {one.start for one in others if one.start not in made}
-        stops = (stops | {branch.start}) - {branch.end}
-        values, todo = {branch.end}, [branch.end]
-        while todo:
-            more = [operand for operand in todo.pop().operands if operand not in values and operand not in stops]
-            values.update(more)
-            todo += more
-        result.append(frozenset(value.path for value in values if value.path))
+        result.append(_parameters_without(graph, branch, others))
     return result
+
+
+def _parameters_without(graph: Graph, branch: Branch, others: Sequence[Branch]) -> frozenset[str]:
+    inside, sums = _inside(graph, branch), {other.sum for other in others}
+    made = inside - graph.descendants(sums & inside)  # first states of other streams, too
+    stops = (sums | {branch.start, *(other.start for other in others if other.start not in made)}) - {branch.end}
+    values = reached([branch.end], lambda node: [operand for operand in node.operands if operand not in stops])
+    return frozenset(value.path for value in values if value.path)
 
 
 def streams(graph: Graph, branches: Sequence[Branch]) -> list[int]:
@@ -357,7 +350,10 @@ def _inside(graph: Graph, branch: Branch) -> Nodes:
 
 def _summands(graph: Graph, total: Node, value: Node) -> list[Node]:
     """[total] if `value` is computed from `total`, or else the outermost summands of `total` that `value` is
-    computed from."""
+    computed from.
+
+        h + attention(h), mlp(h)        # [h], as in parallel blocks
+    """
     summands, todo, before = [], [total], graph.ancestors(value)
     while todo:
         node = todo.pop()
@@ -368,15 +364,15 @@ def _summands(graph: Graph, total: Node, value: Node) -> list[Node]:
     return summands
 
 
-def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]:
-    """A residual addition whose skip is a projection; none if the sum is no such addition. sums: those before it.
+def _projected(graph: Graph, node: Node, known: Sequence[Branch]) -> Branch | None:
+    """A residual addition whose skip is a projection; None if the sum is no such addition. known: those before it.
 
     There is none where one of the two is a sum of the stream, or is computed from one behind the fork: then the other
     is a condition, or both are states of the stream, as in a feature pyramid. The sum in a gate is none either."""
     left, right = node.operands
     common = graph.ancestors(left) & graph.ancestors(right) & graph.fed
     if not common:
-        return []
+        return None
     *_, fork = common
     past = graph.ancestors(left, fork) | graph.ancestors(right, fork)
     state = source(graph, fork)
@@ -386,35 +382,30 @@ def _projected(graph: Graph, node: Node, sums: Sequence[Branch]) -> list[Branch]
     layers = {operand: _count_layers(graph, operand, fork) for operand in (left, right)}
     skip, branch = sorted((left, right), key=layers.__getitem__)
     if not layers[skip] == 1 < layers[branch] or _is_linear(graph, branch, fork):
-        return []
+        return None
     states = _chain(graph, branch) | (graph.ancestors(branch, fork) & graph.descendants([fork]))
-    beside = any(one.sum in states for one in sums)
-    return [] if beside or _is_gate(graph, node) else [Branch(node, branch, fork, skip)]
+    beside = any(one.sum in states for one in known)
+    return None if beside or _is_gate(graph, node) else Branch(node, branch, fork, skip)
 
 
 def _is_gate(graph: Graph, node: Node) -> bool:
     """Whether a value, maybe with a bias, goes into sigmoids or tanhs alone."""
-    todo, ends = [node], set[str]()
-    while todo:
-        for consumer in todo.pop().consumers:
-            if consumer.op in (*ADDITIONS, "sub", *RESHAPES) and len(graph.activations(consumer)) == 1:
-                todo.append(consumer)
-            else:
-                ends.add(consumer.op)
-    return ends <= {"logistic", "tanh"}
+
+    def is_biased(value: Node) -> bool:
+        return value.op in (*ADDITIONS, "sub", *RESHAPES) and len(graph.activations(value)) == 1
+
+    values = reached([node], lambda value: filter(is_biased, value.consumers))
+    return {consumer.op for value in values for consumer in value.consumers if consumer not in values} <= GATES
 
 
 def _chain(graph: Graph, node: Node, multiples: bool = False) -> set[Node]:
     """A value, its summands, and theirs. multiples: also those that numbers multiply."""
-    chain, todo = {node}, [node]
-    while todo:
-        node = todo.pop()
-        if node.op in ADDITIONS:
-            operands = graph.activations(node)
-            more = itertools.chain(*(_multiples(graph, operand) for operand in operands)) if multiples else operands
-            todo += [value for value in more if value not in chain]
-            chain.update(todo)
-    return chain
+
+    def summands(total: Node) -> Iterable[Node]:
+        operands = graph.activations(total) if total.op in ADDITIONS else []
+        return itertools.chain(*(_multiples(graph, operand) for operand in operands)) if multiples else operands
+
+    return reached([node], summands)
 
 
 def _count_layers(graph: Graph, node: Node, start: Node) -> int:
@@ -437,7 +428,7 @@ def layers(graph: Graph, node: Node, start: Node) -> tuple[frozenset[str], ...]:
         if between is start:
             continue
         backwards = [reversed(layers[operand]) for operand in dict.fromkeys(between.operands) if operand in layers]
-        behind = [frozenset().union(*level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
+        behind = [union(level) for level in itertools.zip_longest(*backwards, fillvalue=frozenset())]
         before = () if graph.normed(between) else tuple(reversed(behind))
         counts = graph.weighs(between) and between.is_last_copy
         layers[between] = (*before, graph.parameters_of(between)) if counts else before
@@ -466,7 +457,7 @@ def repeated_states(graph: Graph) -> dict[Node, frozenset[str]]:
             total = _multiples(graph, total)[-1]
             if values[-1] is not total and values[-1] in _chain(graph, total, multiples=True):
                 multiplied = (value for value in values[:-1] if value.op in ("mul", "div"))
-                sums[node] = frozenset[str]().union(*map(graph.parameters_of, multiplied))
+                sums[node] = union(map(graph.parameters_of, multiplied))
                 break
     return sums
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from depthmup.reading.graph import products, residual
-from depthmup.reading.graph.graph import Graph, Node, Program, traced_program
+from depthmup.reading.graph.graph import Graph, Node, Program, traced_program, union
 from depthmup.reading.graph.homogeneity import Parts, doubles, homogeneous_in
 from depthmup.reading.graph.jaxpr import CLOSED
 from depthmup.rules.parameterization import Kind
@@ -91,6 +91,11 @@ class Site:
     product: int = 0
     where: str = ""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it lies in one of CLOSED, whose insides are not seen."""
+        return self.where in CLOSED
+
 
 def sites(
     apply: Callable[..., Any],
@@ -114,8 +119,10 @@ def sites(
             break
     unused = frozenset(flatten_shapes(params)[0]) - {node.path for node in graph.nodes}
     additions, behind = residual.branches(graph), products.parameters_behind(graph)
-    branches = _branches(graph, additions)
-    inside = frozenset[str]().union(*(site.inside for site in branches))
+    terms = residual.accumulations(graph, additions)
+    branches = _branches(graph, additions, terms)
+    branches += _beside(graph, {branch.sum for branch in (*additions, *terms)}, union(site.inside for site in branches))
+    inside = union(site.inside for site in branches)
     return [
         *branches,
         *_applied(graph, behind),
@@ -130,13 +137,13 @@ def sites(
 
 def paths_of(sites: Iterable[Site], kind: str) -> frozenset[str]:
     """The paths of the parameters inside the sites of a kind."""
-    return frozenset[str]().union(*(site.inside for site in sites if site.kind == kind))
+    return union(site.inside for site in sites if site.kind == kind)
 
 
 def last_matrices(sites: Iterable[Site], growing: Collection[str]) -> frozenset[str]:
     """The matrices that grow with width and behind which nothing does. growing: the parameters that do."""
     ends = (site.inside for site in sites if site.kind == "applied" and site.behind.isdisjoint(growing))
-    return frozenset[str]().union(*ends).intersection(growing)
+    return union(ends).intersection(growing)
 
 
 def _applied(graph: Graph, behind: Mapping[Node, frozenset[str]]) -> Iterator[Site]:
@@ -152,11 +159,10 @@ def _acts(graph: Graph, behind: Mapping[Node, frozenset[str]], additions: Sequen
                    behind_sums=node in stream, steps=node.times)  # fmt: skip
 
 
-def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
-    """Branches, those in operations that are not seen, sums that are no residual additions, states added again."""
-    result, terms = list[Site](), residual.accumulations(graph, additions)
+def _branches(graph: Graph, additions: Sequence[residual.Branch], terms: Sequence[residual.Branch]) -> list[Site]:
+    """The branches, once for all calls of one, and the biases behind their sums."""
+    result, branches = list[Site](), [*additions, *terms]
     moved = {branch.start for branch in additions}
-    branches = [*additions, *terms]
     around = residual.containing_branches(graph, branches)
     alone, streams = residual.alone(graph, branches, around), residual.streams(graph, branches)
     groups: dict[frozenset[int], list[residual.Branch]] = {}
@@ -199,16 +205,21 @@ def _branches(graph: Graph, additions: Sequence[residual.Branch]) -> list[Site]:
             parts, paths = homogeneous_in(graph, bias), bias.paths
             bias_of = dataclasses.replace(site, parts=parts, inside=paths, alone=paths, skip=frozenset(), layers=())
             result.append(dataclasses.replace(bias_of, times=0))
-    inside = frozenset[str]().union(*(site.inside for site in result))
-    others = (paths - inside for total, paths in residual.sums(graph) if total not in sums)
-    result += [Site("sum", None, paths) for paths in others if paths]
-    again = residual.repeated_states(graph)
-    result += [Site("again", None, paths, times=total.times) for total, paths in again.items()]
-    closed = (node for node in graph.nodes if node.op in CLOSED and node in graph.fed)
-    for node in closed:
-        paths = graph.parameters_of(node) - inside
-        result.append(Site("branch", None, paths, alone=paths, like=hash((node.op, node.operations)), where=node.op))
     return result
+
+
+def _beside(graph: Graph, known: Collection[Node], inside: frozenset[str]) -> Iterator[Site]:
+    """Sums that are no residual additions, states that are added again, branches in operations that are not seen.
+    known: the sums of branches. inside: the parameters in these."""
+    for total, paths in residual.sums(graph):
+        if total not in known and paths - inside:
+            yield Site("sum", None, paths - inside)
+    for total, paths in residual.repeated_states(graph).items():
+        yield Site("again", None, paths, times=total.times)
+    for node in graph.nodes:
+        if node.op in CLOSED and node in graph.fed:
+            paths = graph.parameters_of(node) - inside
+            yield Site("branch", None, paths, alone=paths, like=hash((node.op, node.operations)), where=node.op)
 
 
 def _attentions(graph: Graph) -> Iterator[Site]:
@@ -230,7 +241,7 @@ def _products(
         weights = tuple(graph.parameters_of(layer) if layer else None for layer in layers)
         attention = weights if None not in weights else product
         calls[attention].append((query, key, product))
-        inside[attention] = frozenset[str]().union(*filter(None, weights))
+        inside[attention] = union(filter(None, weights))
     for attention, group in calls.items():
         query, key, product = group[-1]
         values = [dict.fromkeys(of_calls) for of_calls in list(zip(*group, strict=True))[:2]]
@@ -252,7 +263,7 @@ def _outputs(graph: Graph, normalized: frozenset[str]) -> Iterator[Site]:
     weights = products.weights(graph)
     for logits, parts in products.readouts(graph):
         applied = [graph.parameters_of(node) for node in graph.nodes if graph.weighs(node)]
-        beside = frozenset[str]().union(*(paths for paths in applied if not paths.isdisjoint(parts or ())))
+        beside = union(paths for paths in applied if not paths.isdisjoint(parts or ()))
         others = weights - (beside - set(parts or ()))
         yield Site("output", parts, weights=others, normalized=normalized, where=logits.op)
         for factor in products.cosine(graph, logits):
