@@ -10,7 +10,6 @@ from depthmup.reading.graph.evaluate import as_numpy, evaluated
 from depthmup.reading.graph.graph import (
     ADDITIONS,
     COPIES,
-    PRODUCTS,
     RESHAPES,
     ForwardError,
     Graph,
@@ -25,6 +24,7 @@ from depthmup.reading.graph.jaxpr import (
     CLOSED,
     CONTRACTIONS,
     ELEMENTWISE,
+    PRODUCTS,
     bind,
     contractions,
     inner_jaxpr,

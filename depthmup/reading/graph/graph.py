@@ -19,6 +19,7 @@ from depthmup.reading.graph.evaluate import as_numpy, evaluated
 from depthmup.reading.graph.jaxpr import (
     CLOSED,
     CONTRACTIONS,
+    PRODUCTS,
     Value,
     inner_jaxpr,
     interpreted,
@@ -33,8 +34,6 @@ from depthmup.rules.specs import PyTree, flatten_shapes, parameters_only
 
 ADDITIONS = ("add", "add_any")
 NORMS = ("rsqrt", "sqrt")  # their result is the divisor of a norm
-# Products of a weight and an activation, or of two activations.
-PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthmup_conv")
 RESHAPES = ("reshape", "transpose", "squeeze", "copy", "convert_element_type")  # they leave the numbers as they are
 COPIES = (*RESHAPES, "broadcast_in_dim")  # these may repeat them
 STEPS = 4  # the largest number of steps of a recurrence that are followed

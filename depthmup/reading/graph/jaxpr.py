@@ -24,14 +24,17 @@ ELEMENTWISE = frozenset((
     "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
     "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
 ))  # fmt: skip
-# Operations that only move or mark numbers, or that are products like others, which JAX's own list does not have.
+# Products of a weight and an activation, or of two activations: each has a rule in axes.py, its cost in train/flops.py.
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "depthmup_conv")
+# Operations that only move or mark numbers, which JAX's own list does not have.
 MORE = (
-    *("stack", "unstack", "split", "tile", "broadcast_to", "scatter-sub", "ragged_dot_general", "depthmup_conv"),
+    *("stack", "unstack", "split", "tile", "broadcast_to", "scatter-sub"),
     *("optimization_barrier", "reshard", "pvary", "layout_constraint", "with_memory_space_constraint"),
     *("random_wrap", "random_unwrap", "random_clone"),
 )
 # Operations whose meaning is known. What another one computes, such as a kernel or a callback, the graph does not see.
-KNOWN = frozenset((*(p.name for name, p in vars(primitives).items() if name.endswith("_p")), *MORE)) - {"shard_map"}
+OF_JAX = (primitive.name for name, primitive in vars(primitives).items() if name.endswith("_p"))
+KNOWN = frozenset((*OF_JAX, *PRODUCTS, *MORE)) - {"shard_map"}
 # Operations between devices that do nothing on one, where a shard_map is a call like others.
 OF_DEVICES = ("psum", "psum_invariant", "pmax", "pmin", "pvary", "ppermute")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from depthmup.reading.graph.graph import COPIES, PRODUCTS, Graph, Node, as_stored, union
+from depthmup.reading.graph.graph import COPIES, Graph, Node, as_stored, union
 from depthmup.reading.graph.homogeneity import Parts, homogeneous_in
-from depthmup.reading.graph.jaxpr import KNOWN
+from depthmup.reading.graph.jaxpr import KNOWN, PRODUCTS
 
 SOFTMAX = ("exp", "exp2")
 GATES = ("logistic", "max")  # they make weights of attention logits without a softmax, and gates elsewhere
