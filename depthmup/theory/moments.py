@@ -139,7 +139,7 @@ def _hermite() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _mehler(function: Activation, a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    z, weights, hermite = _hermite()
+    z, weights, hermite = (jnp.asarray(array, a.dtype) for array in _hermite())
     basis = hermite * weights
     rho = overlap(a, b, c)
 
@@ -155,6 +155,6 @@ def _mehler(function: Activation, a: jax.Array, b: jax.Array, c: jax.Array) -> t
 
 
 def _same(function: Activation, a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    z, weights, _ = _hermite()
+    z, weights, _ = (jnp.asarray(array, a.dtype) for array in _hermite())
     h = jnp.sqrt(a[:, None] + TINY) * z
     return function(h) ** 2 @ weights, derivative_of(function)(h) ** 2 @ weights
