@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from jax.sharding import Mesh, PartitionSpec
 
 import depthmup as dm
 from depthmup.measure.hidden import with_hidden
@@ -665,6 +666,32 @@ def test_features_before_a_cast():
     params = jax.tree.map(lambda shape: jnp.full(shape.shape, 0.1), PARAMS)
     cast = with_hidden(lambda p, x: apply(p, x).astype(jnp.bfloat16), params, X)(params)
     np.testing.assert_array_equal(cast["hidden"], with_hidden(apply, params, X)(params)["hidden"])
+
+
+def test_what_a_reduction_does_with_two_numbers_is_no_call():
+    def apply(p, x):
+        h = jax.lax.reduce_window(x @ p["w"], -jnp.inf, lambda a, b: 2 * jnp.maximum(a, b), (1, 2), (1, 2), "VALID")
+        return jax.lax.reduce(h, 0.0, lambda a, b: a + 2 * b, (1,))[:, None] @ p["v"]
+
+    graph = Graph(apply, {"w": jnp.ones((4, 8)), "v": jnp.ones((1, 3))}, (jnp.ones((2, 4)),))
+    assert [node.op for node in graph.nodes if node.place] == [
+        "dot_general", "reduce_window", "reduce", "broadcast_in_dim", "dot_general"
+    ]  # fmt: skip
+
+
+def test_values_behind_operations_between_devices():
+    """These do nothing on one device, and have no number."""
+    mesh = Mesh(np.array(jax.devices()[:1]), ("model",))
+
+    def apply(w, x):
+        product = lambda w, x: jax.lax.psum(w * x, "model")  # noqa: E731
+        h = jax.shard_map(product, mesh=mesh, in_specs=PartitionSpec("model"), out_specs=PartitionSpec())(w["w"], x)
+        return jnp.sin(jnp.cos(h))
+
+    w, x = {"w": jnp.full(2, 0.7)}, jnp.array([0.3, 0.4])
+    places = [node.place for node in Graph(apply, w, (x,)).nodes if node.op in ("sin", "cos")]
+    cosine = jnp.cos(w["w"] * x)
+    np.testing.assert_allclose(values_at(places, apply, w, x), [cosine, jnp.sin(cosine)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

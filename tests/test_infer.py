@@ -9,6 +9,7 @@ from flax import nnx
 
 import depthmup as dm
 from depthmup.models import ResidualMLP
+from depthmup.reading.overrides import placed_by
 
 UNIT = dm.ForwardFactors(1.0, 1.0, 1.0)
 
@@ -333,3 +334,7 @@ def test_an_override_of_a_parameter_without_axes():
     options = dict(width=8, depth=2, residual=False, overrides={"scale": "fixed"})
     spec = dm.infer_specs(init, apply, jnp.ones((2, 4)), **options)["scale"]
     assert (spec.role, spec.fan_in, spec.fan_out) == ("fixed", 1, 1)
+
+
+def test_the_last_pattern_that_matches_says_the_place():
+    assert placed_by({"*": "trunk", "b": "vector"}, ["a", "b"]) == {"a"}

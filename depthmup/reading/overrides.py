@@ -36,7 +36,7 @@ class Unclear(Exception):
 def overrides_by_path(overrides: Overrides, models: Iterable[Any]) -> dict[str, str]:
     """The overrides with globs alone: paths in the place of functions that select parameters.
 
-        by_path({lambda m: m.blocks[0].up: "trunk"}, [model])  # {"blocks/0/up/bias": "trunk", ...}
+        overrides_by_path({lambda m: m.blocks[0].up: "trunk"}, [model])  # {"blocks/0/up/bias": "trunk", ...}
 
     models: at one depth or at several, of which one may lack what is selected, with paths for arrays (`named`). Raises
     SpecError for a function that selects no parameter of any of them.
@@ -80,9 +80,10 @@ def match(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, Ove
 
 
 def placed_by(overrides: Mapping[str, str], names: Iterable[str]) -> set[str]:
-    """The parameters whose place an override says."""
-    patterns = [pattern for pattern, value in overrides.items() if _parse(pattern, value).place]
-    return {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+    """The parameters whose place an override says, the last that matches them."""
+    rules = [(pattern, _parse(pattern, value)) for pattern, value in reversed(list(overrides.items()))]
+    last = {name: next((rule for pattern, rule in rules if fnmatch.fnmatchcase(name, pattern)), None) for name in names}
+    return {name for name, rule in last.items() if rule and rule.place}
 
 
 def _parse(pattern: str, value: str) -> Override:

@@ -450,10 +450,11 @@ class Graph:
         return sizes
 
     def changed(self, changes: Mapping[Node, Any], allowed: AbstractSet[Node], cut: Sequence[Node] = ()) -> Any:
-        """{value: its new number} of all values that change with these. The values behind `cut` are computed from its
-        old number. None as soon as a value changes that is not in `allowed`.
+        """{value: its new number} of the values in `allowed` that change with these.
 
-            changed({w: 2 * w.value}, {h @ w})      # {w: ..., h @ w: ...}; None if more depends on w
+            changed({w: 2 * w.value}, {h @ w})      # {w: ..., h @ w: ...}, whatever else depends on w
+
+        With `cut`, whose old numbers are used behind it, None as soon as a value changes that is not in `allowed`.
         """
         # A number times an array in bfloat16 is float32 in NumPy.
         values = {node: np.asarray(number, np.asarray(node.value).dtype) for node, number in changes.items()}

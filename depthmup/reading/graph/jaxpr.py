@@ -124,8 +124,11 @@ def _watched_scan(
 
 
 def _count(equation: Any) -> int:
-    """The number of operations that an equation stands for, with a scan's body once."""
+    """The number of operations that an equation stands for, as `Graph` counts them: a scan's body once, and nothing
+    that does nothing on one device."""
     inner = inner_jaxpr(equation)
+    if is_between_devices(equation):
+        return 0
     return 1 if inner is None else sum(map(_count, inner[0].eqns))
 
 
@@ -169,7 +172,12 @@ def inner_jaxpr(equation: Any) -> tuple[Any, Sequence[Any]] | None:
     inner: Any = next(
         (equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params), None
     )
-    if inner is None or len(getattr(inner, "jaxpr", inner).invars) != len(equation.invars):
+    if inner is None:
+        return None
+    takes, gets = (
+        [getattr(var.aval, "shape", None) for var in of.invars] for of in (getattr(inner, "jaxpr", inner), equation)
+    )
+    if len(takes) != len(gets) or (name != "scan" and takes != gets):  # as of what a reduction does with two numbers
         return None
     return (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
 
