@@ -842,7 +842,7 @@ class Setup:
         def apply(params: PyTree, state: PyTree, *inputs: Any) -> jax.Array:
             return model.run(params, state, *inputs)[0]
 
-        outputs = layers_of(apply, params, [model.made_up_state], probe[:-1], blocks)
+        outputs = layers_of(apply, params, [model.random_state], probe[:-1], blocks)
 
         @jax.jit
         def of_start(params: PyTree, state: PyTree, batch: Sequence[Any], probe: Sequence[Any]) -> jax.Array:

@@ -161,7 +161,7 @@ class FrameworkModel(abc.ABC):
             return jax.make_jaxpr(self.init, return_shape=True)(jax.random.key(KEY))
 
     @functools.cached_property
-    def made_up_state(self) -> PyTree:
+    def random_state(self) -> PyTree:
         """A state for a forward pass. Floating arrays are random, and positive as variances are. All others, such as
         tables of positions, masks and limits, are those of the init, of which nothing else is computed."""
         closed, (params, state) = self._traced_init

@@ -237,19 +237,19 @@ class _Inference:
     def _lists(self) -> Lists:
         return Lists(self.shapes.base, self.shapes.deep)
 
-    def _places(self, stacks: Mapping[str, int]) -> Places:
+    def _places(self, of_blocks: Mapping[str, int]) -> Places:
         """The places, with those of overrides."""
         branch, trunk, stream = map(self._overridden, PLACES)
         if not self.residual:
             places = Places(frozenset(), frozenset(), frozenset())
         elif self.reading:
-            few = Pass(self.reading.sites(1), self.shapes.base, stacks)
-            many = Pass(self.reading.sites(2), self.shapes.deep, stacks)
+            few = Pass(self.reading.sites(1), self.shapes.base, of_blocks)
+            many = Pass(self.reading.sites(2), self.shapes.deep, of_blocks)
             places = places_of(few, many, stream)
             twins = {name for name, twin in self._twins.items() if twin in places.in_branches}
             places = places._replace(in_branches=places.in_branches | twins)
         else:
-            places = self._listed(stacks)
+            places = self._listed(of_blocks)
         inside, between, unplaced, mixing = (paths - branch - stream - trunk for paths in places)
         return Places(inside | branch, between | stream, unplaced, mixing)
 

@@ -64,15 +64,15 @@ def unseen_by(operation: str, leaf: Leaf) -> str:
 
 
 def refuse_unplaced(
-    roles: Mapping[str, Role], names: Collection[str], sites: Sequence[Site], all_of: bool = True
+    roles: Mapping[str, Role], names: Collection[str], sites: Sequence[Site], vectors_too: bool = True
 ) -> None:
     """Raises ForwardError for parameters that repeat with depth and are in no residual addition.
 
-    roles: {path: role} of these parameters. names: the paths of all parameters. all_of: without it only for weights
-    whose results are added to another activation than the one that they are computed from: such a sum is a residual one
-    (reversible networks) or not (recurrent ones).
+    roles: {path: role} of these parameters. names: the paths of all parameters. vectors_too: without it only for
+    weights whose results are added to another activation than the one that they are computed from: such a sum is a
+    residual one (reversible networks) or not (recurrent ones).
     """
-    if all_of:
+    if vectors_too:
         raise ForwardError(in_no_branch(roles, names, sites))
     sums = {path for site in sites if site.kind == "sum" or site.is_closed for path in site.inside}
     weights = {path for path, role in roles.items() if role not in ("vector", "scalar")}
@@ -95,8 +95,8 @@ def in_no_branch(paths: Collection[str], names: Collection[str], sites: Sequence
             "skip is another than h, multiply the branch in the model, skip + factors.branch * branch(h)"
         )
     computed = Counter(site.like for site in sites if site.kind == "acts" for _ in range(site.steps))
-    once = (site.inside for site in sites if computed[site.like] == 1)  # nothing follows the only block
-    stream = in_front(sites).union(*once)
+    acting_once = (site.inside for site in sites if computed[site.like] == 1)  # nothing follows the only block
+    stream = in_front(sites).union(*acting_once)
     overrides = globs({path: "stream" if path in stream else "trunk" for path in sorted(paths)}, names)
     return (
         "these parameters repeat with depth, but in the forward pass they are in no residual branch; if that is right, "

@@ -140,17 +140,17 @@ def constants(closed: Any, params: PyTree) -> list[Constant]:
     closed: the traced forward pass; its first arguments are the parameters.
     """
     alive, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    return _Reader(alive, closed.consts, params).constants
+    return _NumberReader(alive, closed.consts, params).constants
 
 
 def constants_of_products(closed: Any, params: PyTree) -> dict[int, list[Constant]]:
     """{number of a product in `contractions`: the numbers that multiply its two factors behind the layers that make
     them, and the product itself before another operation than sums, masks and caps, in the order of the program}"""
-    products = _Reader(closed.jaxpr, closed.consts, params).products
+    products = _NumberReader(closed.jaxpr, closed.consts, params).products
     return {number: sorted(of, key=lambda constant: constant.order) for number, of in products.items()}
 
 
-class _Reader:
+class _NumberReader:
     """Reads a program. constants: as `constants` returns them. products: {number of one of CONTRACTIONS: the numbers
     that multiply it and its factors}."""
 

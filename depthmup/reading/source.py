@@ -235,7 +235,7 @@ class Source:
     def _sites_at(self, width: int, depth: int) -> list[Site]:
         """`graph.sites` at this width, at which the forward pass may be computed."""
         model, program = self.model(width, depth), self._program(width, depth)
-        return sites(model.run, model.shapes[0], *self.inputs, program=program, state=(model.made_up_state,))
+        return sites(model.run, model.shapes[0], *self.inputs, program=program, state=(model.random_state,))
 
     def deepens(self, width: int, depth: int) -> bool:
         """Whether more depth adds parameters, which blocks that share their weights do not."""
@@ -319,7 +319,7 @@ class Source:
         def refuse(roles: Mapping[str, Role]) -> None:
             if places_matter:
                 paths = self.shapes(self.widths(width, depth)[0], depth)
-                refuse_unplaced(roles, paths, self.sites(width, depth), all_of=not self.depth_in_init)
+                refuse_unplaced(roles, paths, self.sites(width, depth), vectors_too=not self.depth_in_init)
 
         unseen = {} if self.layout else uses.unseen  # a library's layout need not be that of kernels
         return layout or uses.layout, Reading(uses, lambda times: self.sites(width, times * depth), refuse, unseen)
@@ -438,7 +438,7 @@ def _same(spec: ParamSpec, shape: Sequence[int], depth: int) -> bool:
 
 def traceable(model: FrameworkModel) -> tuple[Callable[..., jax.Array], PyTree]:
     """((params, *inputs) -> logits, shapes of params), with numbers made up for the model's other arrays."""
-    params, state = model.shapes[0], model.made_up_state
+    params, state = model.shapes[0], model.random_state
     return lambda params, *inputs: _logits(model, params, state, *inputs), params
 
 

@@ -62,7 +62,7 @@ class Side(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AxisUses:
+class TracedValue:
     """A value of the program.
 
     is_activation: whether it depends on the inputs, or is what a product makes.
@@ -136,16 +136,16 @@ def uses_of(program: Program, params: PyTree, growing: Collection[Axis] = ()) ->
     return Uses(axes, entries, frozenset(reader.meetings), grids | ({} if matrices.layout else reader.unseen))
 
 
-def _parameter(path: str, shape: Sequence[int]) -> AxisUses:
-    return AxisUses(False, tuple(frozenset([(path, axis)]) for axis in range(len(shape))), frozenset([path]))
+def _parameter(path: str, shape: Sequence[int]) -> TracedValue:
+    return TracedValue(False, tuple(frozenset([(path, axis)]) for axis in range(len(shape))), frozenset([path]))
 
 
-def _nothing(is_activation: bool, of: Any) -> AxisUses:
+def _nothing(is_activation: bool, of: Any) -> TracedValue:
     """A value that no parameter's axis is an axis of."""
-    return AxisUses(is_activation, (frozenset(),) * _rank(of))
+    return TracedValue(is_activation, (frozenset(),) * _rank(of))
 
 
-def _spread(value: AxisUses, before: Any, after: Any) -> AxisUses:
+def _spread(value: TracedValue, before: Any, after: Any) -> TracedValue:
     """A value whose axes of size 1 are repeated: one number for all entries is no axis."""
     if _rank(before) != _rank(after):
         return value
@@ -198,12 +198,12 @@ class _Reader:
 
     # The program
 
-    def read(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[AxisUses]) -> list[AxisUses]:
+    def read(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[TracedValue]) -> list[TracedValue]:
         """The values of a jaxpr's results."""
         read = [atom for equation in jaxpr.eqns for atom in equation.invars] + jaxpr.outvars
         times = Counter(atom for atom in read if not hasattr(atom, "val"))
 
-        def of_equation(equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
+        def of_equation(equation: Any, operands: list[TracedValue]) -> list[TracedValue]:
             # A value that is read again, as that of a norm's mean and of its difference, is no term of a product.
             return [
                 dataclasses.replace(_nothing(True, variable), outputs=result.outputs)
@@ -214,7 +214,7 @@ class _Reader:
 
         return interpreted(jaxpr, consts, arguments, functools.partial(_nothing, False), of_equation)
 
-    def _equation(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
+    def _equation(self, equation: Any, operands: list[TracedValue]) -> list[TracedValue]:
         name, inner = equation.primitive.name, inner_jaxpr(equation)
         if name == "scan":
             return self._scan(equation, operands)
@@ -243,10 +243,12 @@ class _Reader:
         self._lose(operands)
         return [self._result(variable, operands, ()) for variable in equation.outvars]
 
-    def _closed(self, closed: Any, arguments: Sequence[AxisUses]) -> list[AxisUses]:
+    def _closed(self, closed: Any, arguments: Sequence[TracedValue]) -> list[TracedValue]:
         return self.read(closed.jaxpr, closed.consts, arguments)
 
-    def _carried(self, step: Callable[[list[AxisUses]], list[AxisUses]], carry: list[AxisUses]) -> list[AxisUses]:
+    def _carried(
+        self, step: Callable[[list[TracedValue]], list[TracedValue]], carry: list[TracedValue]
+    ) -> list[TracedValue]:
         """The results of a loop's body: it is read until its carries stay, and then once with what it does."""
         records, self.records = self.records, False
         while True:
@@ -257,20 +259,20 @@ class _Reader:
         self.records = records
         return step(carry)
 
-    def _scan(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
+    def _scan(self, equation: Any, operands: list[TracedValue]) -> list[TracedValue]:
         closed, (fixed, carry, sequences) = equation.params["jaxpr"], operands_of_scan(equation, operands)
         members = [self._member(sequence) for sequence in sequences]
         results = self._carried(lambda values: self._closed(closed, [*fixed, *values, *members]), carry)
         handed, emitted = results[: len(carry)], results[len(carry) :]
         return handed + [dataclasses.replace(of, axes=(frozenset(), *of.axes), outputs=()) for of in emitted]
 
-    def _while(self, equation: Any, operands: list[AxisUses]) -> list[AxisUses]:
+    def _while(self, equation: Any, operands: list[TracedValue]) -> list[TracedValue]:
         of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
         fixed, carry = operands[of_condition : of_condition + of_body], operands[of_condition + of_body :]
         body = equation.params["body_jaxpr"]
         return self._carried(lambda values: self._closed(body, [*fixed, *values]), carry)
 
-    def _member(self, stack: AxisUses) -> AxisUses:
+    def _member(self, stack: TracedValue) -> TracedValue:
         self._take(stack.axes[0])
         return dataclasses.replace(stack, axes=stack.axes[1:], outputs=())
 
@@ -280,18 +282,18 @@ class _Reader:
         if self.records:
             self.members.update(axes)
 
-    def _lose(self, operands: Iterable[AxisUses]) -> None:
+    def _lose(self, operands: Iterable[TracedValue]) -> None:
         if self.records:
             self.lost.update(*(operand.paths for operand in operands))
 
-    def use(self, weight: AxisUses, letters: Sequence[Letter]) -> None:
+    def use(self, weight: TracedValue, letters: Sequence[Letter]) -> None:
         """Note what a product does with the axes of a weight."""
         self._note(self.uses, weight, letters)
 
-    def look_up(self, table: AxisUses, letters: Sequence[Letter]) -> None:
+    def look_up(self, table: TracedValue, letters: Sequence[Letter]) -> None:
         self._note(self.looked_up, table, letters)
 
-    def _note(self, uses: dict[Axis, set[Letter]], weight: AxisUses, letters: Sequence[Letter]) -> None:
+    def _note(self, uses: dict[Axis, set[Letter]], weight: TracedValue, letters: Sequence[Letter]) -> None:
         if not self.records:
             return
         notes = {(axis, letter) for axes, letter in zip(weight.axes, letters, strict=True) for axis in axes}
@@ -302,7 +304,7 @@ class _Reader:
         for axis, letter in notes:
             uses[axis].add(letter)
 
-    def _layers_of(self, values: Iterable[AxisUses]) -> None:
+    def _layers_of(self, values: Iterable[TracedValue]) -> None:
         """Note of products of parameters that become no weight which factor is a layer: the one with outputs that
         grow. It is applied to the other one."""
         for product in _products(values) if self.records else ():
@@ -316,16 +318,16 @@ class _Reader:
                 else:
                     self.elementwise.update(side.paths)
 
-    def _result(self, variable: Any, operands: Sequence[AxisUses], axes: Axes) -> AxisUses:
+    def _result(self, variable: Any, operands: Sequence[TracedValue], axes: Axes) -> TracedValue:
         """What an operation makes of operands. axes: of a result that has other ones, none are known."""
         is_activation = any(operand.is_activation for operand in operands)
         paths = union(operand.paths for operand in operands)
         axes = axes if len(axes) == _rank(variable) else _nothing(is_activation, variable).axes
         if is_activation:
-            return AxisUses(True, axes)
-        return AxisUses(False, axes, paths, products=_products(operands))
+            return TracedValue(True, axes)
+        return TracedValue(False, axes, paths, products=_products(operands))
 
-    def _elementwise(self, equation: Any, operands: list[AxisUses]) -> AxisUses:
+    def _elementwise(self, equation: Any, operands: list[TracedValue]) -> TracedValue:
         """What an operation on each entry makes of parameters alone: a weight, unless it bends a product of them."""
         (variable,) = equation.outvars
         operands = [_spread(operand, of, variable) for operand, of in zip(operands, equation.invars, strict=True)]
@@ -337,7 +339,7 @@ class _Reader:
         alike = [operand.axes for operand in operands if len(operand.axes) == _rank(variable)]
         return self._result(variable, operands, tuple(union(axes) for axes in zip(*alike, strict=True)))
 
-    def _on_activations(self, equation: Any, operands: list[AxisUses]) -> AxisUses:
+    def _on_activations(self, equation: Any, operands: list[TracedValue]) -> TracedValue:
         """`_elementwise` of activations and parameters. Behind h * w, of which nothing else is made, a sum over an axis
         is a product: it has the axes of w."""
         name, weights = equation.primitive.name, [operand for operand in operands if operand.is_weight]
@@ -354,7 +356,7 @@ class _Reader:
         result = self._result(equation.outvars[0], operands, factors[0].axes if multiplied else ())
         return dataclasses.replace(result, outputs=outputs)
 
-    def product(self, equation: Any, operands: list[AxisUses], letters: Sequence[Sequence[Letter]]) -> AxisUses:
+    def product(self, equation: Any, operands: list[TracedValue], letters: Sequence[Sequence[Letter]]) -> TracedValue:
         """Of two operands with these letters."""
         for operand, of_operand in zip(operands, letters, strict=True):
             if operand.is_weight:
@@ -364,10 +366,10 @@ class _Reader:
     def product_of_weights(
         self,
         equation: Any,
-        operands: list[AxisUses],
+        operands: list[TracedValue],
         letters: Sequence[Sequence[Letter]],
         copies: Sequence[Sequence[int]],
-    ) -> AxisUses:
+    ) -> TracedValue:
         """Two parameters that make one weight, as those of a LoRA; or a layer that is applied to the other one, such as
         to learned queries, whose number does not grow as their size does."""
         left, right = (
@@ -389,30 +391,30 @@ class _Reader:
         return dataclasses.replace(activation, outputs=(*(frozenset[Axis]() for _ in shared), *outputs))
 
 
-def _either(values: Sequence[AxisUses]) -> AxisUses:
+def _either(values: Sequence[TracedValue]) -> TracedValue:
     """A value that is one of these."""
     axes = tuple(union(of) for of in zip(*(value.axes for value in values), strict=True))
     is_activation = any(value.is_activation for value in values)
     paths = union(value.paths for value in values)
-    return AxisUses(True, axes) if is_activation else AxisUses(False, axes, paths, products=_products(values))
+    return TracedValue(True, axes) if is_activation else TracedValue(False, axes, paths, products=_products(values))
 
 
-def _products(values: Iterable[AxisUses]) -> tuple[tuple[Side, Side], ...]:
+def _products(values: Iterable[TracedValue]) -> tuple[tuple[Side, Side], ...]:
     return tuple(dict.fromkeys(product for value in values for product in value.products))
 
 
-def _dot_general(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _dot_general(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     return _contract(reader, equation, operands, equation.params["dimension_numbers"])
 
 
-def _ragged_dot_general(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _ragged_dot_general(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     numbers = equation.params["ragged_dot_dimension_numbers"]
     contracted, (left, right) = numbers.dot_dimension_numbers
     copies = left, (*right, *numbers.rhs_group_dimensions)
     return _contract(reader, equation, operands[:2], (contracted, copies))
 
 
-def _contract(reader: _Reader, equation: Any, operands: list[AxisUses], numbers: Any) -> AxisUses:
+def _contract(reader: _Reader, equation: Any, operands: list[TracedValue], numbers: Any) -> TracedValue:
     """A product. numbers: (the axes of each operand that it sums over, those that both share)"""
     contracted, copies = numbers
     if not contracted[0]:  # it sums over nothing, as an outer product
@@ -434,17 +436,17 @@ def _contract(reader: _Reader, equation: Any, operands: list[AxisUses], numbers:
     return dataclasses.replace(reader.product(equation, operands, letters), outputs=tuple(outputs))
 
 
-def _letters(operand: AxisUses, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:
+def _letters(operand: TracedValue, contracted: Sequence[int], copies: Sequence[int]) -> list[Letter]:
     """What a product does with each axis."""
     return ["i" if axis in contracted else "-" if axis in copies else "o" for axis in range(len(operand.axes))]
 
 
-def _outputs(operand: AxisUses, letters: Sequence[Letter]) -> list[frozenset[Axis]]:
+def _outputs(operand: TracedValue, letters: Sequence[Letter]) -> list[frozenset[Axis]]:
     """What each axis comes from that the result of a product keeps."""
     return [axes for axes, letter in zip(operand.axes, letters, strict=True) if letter == "o"]
 
 
-def _convolution(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _convolution(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     numbers = equation.params["dimension_numbers"]
     return reader.product(
         equation,
@@ -456,7 +458,7 @@ def _convolution(reader: _Reader, equation: Any, operands: list[AxisUses]) -> Ax
     )
 
 
-def _gather(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _gather(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     table, places = operands
     numbers, (variable,) = equation.params["dimension_numbers"], equation.outvars
     rows = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
@@ -471,7 +473,7 @@ def _gather(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUse
     return reader._result(variable, operands, tuple(result))
 
 
-def _reduce_sum(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _reduce_sum(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     (operand,), (variable,), summed = operands, equation.outvars, equation.params["axes"]
     if operand.is_activation:
         if any(operand.axes[axis] for axis in summed):  # (w * h).sum() is a product
@@ -480,13 +482,13 @@ def _reduce_sum(reader: _Reader, equation: Any, operands: list[AxisUses]) -> Axi
     return _reduce(reader, equation, operands)
 
 
-def _reduce(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _reduce(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     summed = equation.params["axes"]
     axes = tuple(axes for axis, axes in enumerate(operands[0].axes) if axis not in summed)
     return reader._result(equation.outvars[0], operands, axes)
 
 
-def _transpose(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _transpose(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     axes, outputs = (
         tuple(of[axis] for axis in equation.params["permutation"]) if of else ()
         for of in (operands[0].axes, operands[0].outputs)
@@ -494,7 +496,7 @@ def _transpose(reader: _Reader, equation: Any, operands: list[AxisUses]) -> Axis
     return dataclasses.replace(reader._result(equation.outvars[0], operands, axes), outputs=outputs)
 
 
-def _broadcast(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _broadcast(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     (variable,), before = equation.outvars, equation.invars[0].aval.shape
     axes = [frozenset[Axis]()] * _rank(variable)
     for axis, place in enumerate(equation.params["broadcast_dimensions"]):
@@ -503,7 +505,7 @@ def _broadcast(reader: _Reader, equation: Any, operands: list[AxisUses]) -> Axis
     return reader._result(variable, operands, tuple(axes))
 
 
-def _squeeze(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _squeeze(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     gone = [axis % len(operands[0].axes) for axis in equation.params["dimensions"]]
     for axis in gone:
         reader._take(operands[0].axes[axis])
@@ -511,7 +513,7 @@ def _squeeze(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUs
     return reader._result(equation.outvars[0], operands, axes)
 
 
-def _reshape(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _reshape(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     """Axes that are split or joined: each part has the axes of its group."""
     (variable,), before = equation.outvars, equation.invars[0].aval.shape
     after = variable.aval.shape
@@ -534,13 +536,13 @@ def _reshape(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUs
     return reader._result(variable, operands, tuple(axes))
 
 
-def _concatenate(reader: _Reader, equation: Any, operands: list[AxisUses]) -> AxisUses:
+def _concatenate(reader: _Reader, equation: Any, operands: list[TracedValue]) -> TracedValue:
     alike = (operand.axes for operand in operands if not operand.is_activation)
     axes = tuple(union(of) for of in zip(*alike, strict=True))
     return reader._result(equation.outvars[0], operands, axes)
 
 
-Rule = Callable[[_Reader, Any, list[AxisUses]], AxisUses]
+Rule = Callable[[_Reader, Any, list[TracedValue]], TracedValue]
 # What operations do with the axes of their operands; ELEMENTWISE and SAME_AXES have those that leave them as they are.
 RULES: dict[str, Rule] = {
     "dot_general": _dot_general,

@@ -408,8 +408,8 @@ class Graph:
         """
         before = Nodes(self._values, node.before)
         between = before & self.descendants([stop]) - {stop} if stop else ()
-        beside = {operand for inner in between for operand in inner.operands if operand not in between} - {stop}
-        return Nodes(self._values, _bits_of(operand.before for operand in beside)) | between if between else before
+        others = {operand for inner in between for operand in inner.operands if operand not in between} - {stop}
+        return Nodes(self._values, _bits_of(operand.before for operand in others)) | between if between else before
 
     def descendants(self, nodes: Iterable[Node]) -> Nodes:
         return Nodes(self._values, _bits_of(self._behind[node] for node in nodes))

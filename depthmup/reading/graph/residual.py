@@ -68,11 +68,11 @@ def _added(graph: Graph, total: Node, known: Sequence[Branch]) -> Branch | None:
     if pairs:
         # The skip itself is preferred to a summand of it, and the shorter branch to the longer one.
         end, start = min(pairs, key=lambda pair: (pair[1] not in (left, right), len(graph.ancestors(*pair))))
-        return Branch(total, end, start, start) if _has_layers(graph, end, start) else None
+        return Branch(total, end, start, start) if _has_parameters(graph, end, start) else None
     # The skip is a number times the start, 0.5 * h + f(h), or a projection of it, h @ w + f(h).
     multiplied = ((end, skip, before_numbers(graph, skip)[0]) for end, skip in ways)
     scaled = [Branch(total, end, start, skip) for end, skip, start in multiplied if start in graph.ancestors(end)]
-    if scaled and _has_layers(graph, scaled[0].end, scaled[0].start):
+    if scaled and _has_parameters(graph, scaled[0].end, scaled[0].start):
         return scaled[0]
     return _projected(graph, total, known) if len(ways) == 2 else None
 
@@ -88,7 +88,7 @@ def _reaches_in(graph: Graph, branch: Branch, branches: Sequence[Branch]) -> boo
     return any(branch.sum in _inside(graph, other) for other in around)
 
 
-def _has_layers(graph: Graph, end: Node, start: Node) -> bool:
+def _has_parameters(graph: Graph, end: Node, start: Node) -> bool:
     """Whether parameters act on the way from one value to another. On the way from the mean of a batch to what a norm
     adds to it (BatchRenorm) none do: they act on the batch, before its mean and its variance."""
     return any(map(graph.parameters_of, graph.ancestors(end, start) - graph.ancestors(start)))
@@ -381,7 +381,7 @@ def _projected(graph: Graph, node: Node, known: Sequence[Branch]) -> Branch | No
     fork = state or fork  # hyper-connections make weights of its norm, by which they mix the state itself
     layers = {operand: _count_layers(graph, operand, fork) for operand in (left, right)}
     skip, branch = sorted((left, right), key=layers.__getitem__)
-    if not layers[skip] == 1 < layers[branch] or _is_linear(graph, branch, fork):
+    if not layers[skip] == 1 < layers[branch] or _is_odd(graph, branch, fork):
         return None
     states = _chain(graph, branch) | (graph.ancestors(branch, fork) & graph.descendants([fork]))
     beside = any(one.sum in states for one in known)
@@ -474,6 +474,7 @@ def _multiples(graph: Graph, node: Node) -> list[Node]:
     return values
 
 
-def _is_linear(graph: Graph, node: Node, start: Node) -> bool:
+def _is_odd(graph: Graph, node: Node, start: Node) -> bool:
+    """Whether a value changes its sign with an earlier one, as what is linear in it does, and tanh of it."""
     values = graph.changed({start: -start.value}, graph.ancestors(node))
     return bool(np.array_equal(values.get(node, node.value), -np.asarray(node.value)))
