@@ -668,6 +668,23 @@ def test_features_before_a_cast():
     np.testing.assert_array_equal(cast["hidden"], with_hidden(apply, params, X)(params)["hidden"])
 
 
+def test_no_branch_has_the_number_of_one_that_is_not_seen():
+    """The sum inside the first branch has its number around it, which the cond behind both does not have."""
+
+    def apply(p, x):
+        h = x @ p["in_w"]
+        inner = jnp.tanh(h @ p["a_w"])
+        h = h + (inner + jnp.tanh(inner) @ p["b_w"])
+        h = h + jax.lax.cond(h.sum() > 0, lambda h: h @ p["c_w"], lambda h: h, h)
+        return h @ p["out_w"]
+
+    square = jax.ShapeDtypeStruct((N, N), jnp.float32)
+    branches = [s for s in sites(apply, {**PARAMS, "b_w": square, "c_w": square}, X) if s.kind == "branch"]
+    numbers = [site.number for site in branches]
+    assert len(set(numbers)) == len(numbers)
+    assert any(site.around for site in branches)
+
+
 def test_what_a_reduction_does_with_two_numbers_is_no_call():
     def apply(p, x):
         h = jax.lax.reduce_window(x @ p["w"], -jnp.inf, lambda a, b: 2 * jnp.maximum(a, b), (1, 2), (1, 2), "VALID")

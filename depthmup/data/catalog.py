@@ -86,7 +86,7 @@ def load(
         if value and key not in _takes(loader):
             others = [other for other, of_other in CATALOG.items() if key in _takes(of_other)]
             raise ValueError(f"data.{key} is for {', '.join(others)}, not for {name}: leave it unset")
-    if "://" in (data_dir or "") and name in ("folder", "text", "tokens"):
+    if "://" in (data_dir or "") and "data_dir" in _takes(loader) and blank not in tfds_images.TFDS:
         raise ValueError(f"data.data_dir={data_dir}: {name} is read from a local or mounted folder")
     # A sweep over data sets has one folder for all: one that takes none leaves it.
     values |= {"data_dir": data_dir, "skip_corrupt": skip_corrupt}

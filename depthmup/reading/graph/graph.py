@@ -525,13 +525,13 @@ def reached(starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]) ->
 
     reached([relu(h @ w) + b], lambda node: node.operands)      # its ancestors
     """
-    found, todo = set[Node](), [*starts]
+    values, todo = set[Node](), [*starts]
     while todo:
         node = todo.pop()
-        if node not in found:
-            found.add(node)
+        if node not in values:
+            values.add(node)
             todo += onward(node)
-    return found
+    return values
 
 
 def as_stored(node: Node) -> Node:

@@ -44,7 +44,7 @@ class Site:
         only one summand depends on and that are in no branch.)
       skip: the paths of the parameters that project the skip. before: of those that act on the branch's beginning.
       between: of those that act on the stream behind any residual sum that is a part of the same other branches.
-      number, around: its number, and the numbers of the branches that it is a part of.
+      number, around: its number, and the numbers of the branches that it is a part of; -1 of one that is not seen.
       layers: `residual.layers`.
       times: the number of residual additions that it stands for: more than 1 if blocks are scanned, 0 for a bias that
         is added behind one, or for another value that its block adds beside the stream.
@@ -219,7 +219,8 @@ def _beside(graph: Graph, known: Collection[Node], inside: frozenset[str]) -> It
     for node in graph.nodes:
         if node.op in CLOSED and node in graph.fed:
             paths = graph.parameters_of(node) - inside
-            yield Site("branch", None, paths, alone=paths, like=hash((node.op, node.operations)), where=node.op)
+            like = hash((node.op, node.operations))
+            yield Site("branch", None, paths, number=-1, alone=paths, like=like, where=node.op)
 
 
 def _attentions(graph: Graph) -> Iterator[Site]:
