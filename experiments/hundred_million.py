@@ -138,7 +138,7 @@ def missing(rows: pandas.DataFrame) -> list[Trial]:
         if left := [trial for trial in large if trial not in done]:
             return left
         best = best_octave(at_end)
-        large = [Trial("completep", *LARGE, octave, s) for octave in (best - 1, best + 1) for s in range(seed + 1)]
+        large = [Trial("completep", *LARGE, octave, s) for octave in range(best - 1, best + 2) for s in range(seed + 1)]
         if left := [trial for trial in large if trial not in done]:
             return left
     return []
@@ -193,11 +193,17 @@ def table(rows: pandas.DataFrame) -> str:
     return f"The small one's best rate is 2^{kept}.\n\n{markdown(columns, lines)}"
 
 
-QUANTITIES = {"cost": cost_of, "moved": moved_of}
+def falls_of(rows: pandas.DataFrame, name: Name) -> float:
+    """Percent from the mean loss at a fourth of the kept rate to that at a sixteenth."""
+    of, kept = losses(rows, name, LARGE), best_octave(losses(rows, "sp", SMALL))
+    return 100 * float(np.mean(of[kept - 4]) / np.mean(of[kept - 2]) - 1)
+
+
+QUANTITIES = {"cost": cost_of, "moved": moved_of, "falls": falls_of}
 
 
 def quantity(of: str) -> Interval:
-    """Of the committed rows: "cost completep", "moved sp", "ahead"."""
+    """Of the committed rows: "cost completep", "moved sp", "falls sp", "ahead"."""
     what, *name = of.split()
     value = QUANTITIES[what](read(), *name) if name else ahead_of(read())  # type: ignore[arg-type]
     return Interval(value, math.nan, math.nan)

@@ -16,7 +16,18 @@ from depthmup.fit import PowerLaw, Transfer, settled, transfer
 from depthmup.fit.transfer import nearest_point
 from depthmup.settings import from_config
 from depthmup.sweep import judge
-from experiments import embedding, jump, language, large_runs, layer_kinds, planted_targets, published, scaling, tune
+from experiments import (
+    embedding,
+    hundred_million,
+    jump,
+    language,
+    large_runs,
+    layer_kinds,
+    planted_targets,
+    published,
+    scaling,
+    tune,
+)
 from experiments.figures import page
 from experiments.figures.figure import agreement, best_losses, chance, curve
 from experiments.output import UNDECIDED, Interval, combined, decided, paired, percent
@@ -402,4 +413,5 @@ QUANTITIES: dict[str, tuple[Callable[[str], Interval | tuple[str, str]], str, st
     "large cost": (large_runs.cost, ".1f", "%"),
     "large moved": (large_runs.moved, "+.1f", ""),
     "large ahead": (large_runs.ahead, "+.1f", "%"),
+    "hundred million": (hundred_million.quantity, "+.1f", ""),
 }
