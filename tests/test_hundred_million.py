@@ -61,7 +61,9 @@ def test_measures(tmp_path, monkeypatch):
     assert big.falls_of(rows, "sp") == pytest.approx(100 * math.expm1(-0.02 * 4))
     assert big.ahead_of(rows) == pytest.approx(100 * (1 - math.exp(0.02 * 0.16) / 1.1))
     text = big.table(rows)
-    assert "2^-7" in text and "| `completep` | 3 |" in text and "at least 37.7% | does not |" in text
+    assert "2^-7" in text
+    assert "| `completep` | 3 |" in text
+    assert "at least 37.7% | does not |" in text
     rows.to_parquet(tmp_path / "rows.parquet")
     monkeypatch.setattr(big, "ROWS", tmp_path / "rows.parquet")
     assert big.quantity("cost sp").value == pytest.approx(big.cost_of(rows, "sp"))
