@@ -11,6 +11,7 @@ the lines <!-- NAME: TABLE --> and <!-- end -->.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -18,6 +19,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ml_collections.config_dict import ConfigDict
 
 from configs import patches16_simple_resnet, patches16_vit, transfer
 from depthmup.fit.picture import draw
@@ -29,6 +32,7 @@ from experiments import (
     coordinate_checks,
     design,
     embedding,
+    hundred_million,
     jump,
     language,
     law,
@@ -64,8 +68,8 @@ COST = re.compile(r"(<!-- cost: ([^>]*?) -->)[^<]*(<!-- end -->)")  # in a sente
 
 
 # Sweeps whose rows are committed, besides those of the papers' figures.
-PUBLISHED = {
-    "digits_transfer": transfer.get_config,
+PUBLISHED: dict[str, Callable[[], ConfigDict]] = {
+    "digits_transfer": functools.partial(transfer.get_config, "whole"),
     "patches16_simple_resnet": patches16_simple_resnet.get_config,
     "patches16_vit": patches16_vit.get_config,
 }
@@ -151,7 +155,8 @@ OTHERS: dict[str, Callable[[Mapping[str, Sweep]], str]] = {
     "scaling_decays": lambda _: scaling.decays(),
     "predictions": lambda _: predictions.table(),
     "jump_steps": lambda _: jump.table(jump.JUMPS["steps"]),
-    "jump_short": lambda _: jump.table_in_short(jump.JUMPS["steps"]),
+    "hundred_million": lambda _: hundred_million.table(hundred_million.read()),
+    "hundred_million_short": lambda _: hundred_million.table_in_short(hundred_million.read()),
     "jump_batch": lambda _: jump.table(jump.JUMPS["batch"]),
 }
 
@@ -182,6 +187,7 @@ def main() -> None:
     language.draw()
     scaling.draw()
     jump.draw()
+    hundred_million.draw()
     command.draw(*PAPERS)
 
 

@@ -2,6 +2,7 @@
 
     python -m experiments.hundred_million          # trains what is missing, a row for each training: 8 minutes each
     python -m experiments.hundred_million --table  # what the committed rows say
+    python -m experiments.documents                # the table of docs/language.md, README's and its picture
 
 The GPT of gpt_linen.py on bytes of NumPy's docstrings, AdamW without decay, b2 .95, a warm-up over a tenth of the
 steps, then a cosine to a tenth. 192 steps of 16 x 32 bytes at both sizes: width 128 with 2 blocks, where octaves are
@@ -31,6 +32,7 @@ seeds for all.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,12 +42,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import depthmup as dm
 from depthmup.backend import prepare_cpu
+from depthmup.colors import size_colors
 from depthmup.data.text import docstrings
 from depthmup.rules.parameterization import Name
 from experiments import command_line, gpt_linen
+from experiments.figures.figure import IMAGES, panels, save
 from experiments.language import CHANCE, CONTEXT, loss
 from experiments.large_runs import answer
 from experiments.output import Interval, markdown
@@ -56,6 +62,7 @@ SMALL, LARGE = (128, 2), (1024, 8)
 RULES: tuple[Name, ...] = ("completep", "sp")
 OCTAVES = range(-10, -3)  # of the small one's rates: log2
 SHIFTS = {"completep": (0, -1, 1), "sp": (0, -4, -2)}  # octaves from its best rate, in the order of training
+WORDS: dict[Name, str] = {"sp": "nothing rescaled (`sp`)", "completep": "`completep`"}
 SEEDS, STEPS, BATCH = 3, 192, 16
 WATCHED = 16  # steps between two looks at the loss
 HELD_OUT = 256  # windows of the last tenth of the text
@@ -191,6 +198,46 @@ def table(rows: pandas.DataFrame) -> str:
         )  # fmt: skip
     columns = ("", "seeds", "loss at each rate of the small one", "moved, octaves", "costs", "the rate")
     return f"The small one's best rate is 2^{kept}.\n\n{markdown(columns, lines)}"
+
+
+def table_in_short(rows: pandas.DataFrame) -> str:
+    """README's: a row for each parameterization."""
+    lines, kept = [], best_octave(losses(rows, "sp", SMALL))
+    for name, words in WORDS.items():
+        of = {octave: float(np.mean(values)) for octave, values in losses(rows, name, LARGE).items()}
+        cost, least = cost_of(rows, name), "at least " if name == "sp" else ""
+        lines.append(
+            (words, f"{of[kept]:.2f}" if math.isfinite(of[kept]) else "diverges", f"{min(of.values()):.2f}",
+             f"{least}{cost:.1f}%" if math.isfinite(cost) else "all")
+        )  # fmt: skip
+    columns = ("", "its loss at the small one's best rate", "at the best of its rates", "the small one's costs")
+    return markdown(columns, lines)
+
+
+def picture(rows: pandas.DataFrame) -> Figure:
+    """For each parameterization the mean loss against the learning rate, of the small and of the large size."""
+    kept, colors = best_octave(losses(rows, "sp", SMALL)), size_colors(2)
+    sizes = {".5 million parameters": SMALL, "101 million": LARGE}
+
+    def content(name: Name, panel: Axes) -> None:
+        for (label, size), color in zip(sizes.items(), colors, strict=True):
+            of = {o: float(np.mean(values)) for o, values in sorted(losses(rows, name, size).items())}
+            of = {octave: mean for octave, mean in of.items() if math.isfinite(mean)}
+            rates, best = [2.0**octave for octave in of], best_octave({o: [mean] for o, mean in of.items()})
+            panel.plot(rates, list(of.values()), "o-", color=color, label=label)
+            panel.plot(2.0**best, of[best], "*", color=color, ms=16)
+        panel.axvline(2.0**kept, color="gray", ls="--", lw=1, label="best rate of the small one")
+        panel.set_xscale("log", base=2)
+
+    return panels(
+        {words.replace("`", ""): functools.partial(content, name) for name, words in WORDS.items()},
+        "learning rate", "loss on held-out text",
+    )  # fmt: skip
+
+
+def draw() -> None:
+    """README's picture."""
+    save(IMAGES, {"hundred_million": picture(read())})
 
 
 def falls_of(rows: pandas.DataFrame, name: Name) -> float:

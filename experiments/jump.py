@@ -2,7 +2,7 @@
 
     python -m experiments.jump                # trains what is missing of "steps", writes its rows: 3 hours of a core
     python -m experiments.jump --jump=batch   # of "batch": 75 minutes of two cores
-    python -m experiments.documents           # the tables of docs/batch.md and the picture of README, from these rows
+    python -m experiments.documents           # the tables and pictures of docs/batch.md, from these rows
 
 The GPT of gpt_linen.py on bytes of NumPy's docstrings, AdamW with b2 = .95, a warm-up over a tenth of the steps and a
 rate that falls to 0. Tuned at width 16 with 2 blocks, used at width 64 with 8 blocks; 3 seeds.
@@ -161,21 +161,9 @@ def table(jump: Jump) -> str:
     return markdown(head, lines)
 
 
-def table_in_short(jump: Jump) -> str:
-    """What the rate that is carried costs and the loss that it gives, a row for each case, under two rules of steps."""
-    lines = []
-    for case in CASES:
-        cells = [f"`{case}`"]
-        for result in (curves(jump, rule)[case] for rule in jump.rules):
-            cost, optimum = result.costs[-1], result.optima[-1]
-            cells += [str(cost), f"{optimum.loss * (1 + cost.share):.2f}"] if cost else ["diverges", "-"]
-        lines.append(cells)
-    return markdown(("", "costs", "loss", *(f"with `{rule}`" for rule in jump.rules[1:]), "loss"), lines)
-
-
 def draw() -> None:
-    """README's picture, of "steps", and that of docs/batch.md, of "batch": for each parameterization the loss against
-    the learning rate, small and large."""
+    """The pictures of docs/batch.md: for each parameterization the loss against the learning rate, small and
+    large."""
     save(IMAGES, {f"jump_{name}": picture(jump) for name, jump in JUMPS.items()})
 
 

@@ -56,7 +56,7 @@ def results() -> dict[str, Transfer]:
         named |= {f"kinds {kind} {c.axis}": c.result for c in judged}
     if embedding.ROWS.exists():
         named |= {f"embedding {case}, decay {decay:g}": c.result for (case, decay), c in embedding.curves().items()}
-    digits = published.read(RESULTS / "digits_transfer", from_config(transfer_config())).curves
+    digits = published.read(RESULTS / "digits_transfer", from_config(transfer_config("whole"))).curves
     named |= {f"digits {c.optimizer} {c.name} {c.axis}": c.result for c in digits}
     for name, sizes in jump.JUMPS.items():
         for rule in sizes.rules if sizes.path.exists() else ():

@@ -116,9 +116,10 @@ def test_one_command_makes_all(monkeypatch, capsys):
     monkeypatch.setattr(documents.language, "draw", lambda: made.append("language"))
     monkeypatch.setattr(documents.scaling, "draw", lambda: made.append("scaling"))
     monkeypatch.setattr(documents.jump, "draw", lambda: made.append("jump"))
+    monkeypatch.setattr(documents.hundred_million, "draw", lambda: made.append("hundred_million"))
     monkeypatch.setattr("sys.argv", ["documents"])
     documents.main()
-    assert made == ["digits_transfer", "language", "scaling", "jump", "paper_a", "paper_b"]
+    assert made == ["digits_transfer", "language", "scaling", "jump", "hundred_million", "paper_a", "paper_b"]
 
 
 def test_what_is_committed_is_small():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from depthmup import sweep
-from depthmup.report import live, page
+from depthmup.report import live, page, words
 from depthmup.report.curves import finished, judge
 from depthmup.train.stop import Stopped
 from depthmup.trials.progress import Progress
@@ -49,19 +49,37 @@ def test_sizes_are_judged_when_all_of_their_trials_are_there(rows):
     assert (finished(one, both)[1].sweep.depths, finished(one, both)[1].sweep.widths) == ((2, 4), (16,))
 
 
-def test_an_adaptive_sweep_is_judged_as_a_whole(rows):
+def test_an_adaptive_sweep_is_judged_where_searches_have_ended(rows):
+    """At the sizes where all curves have ended, by the trials that they asked for; in the end as a whole."""
     study = tiny.study(**GRID, sweep__adaptive=True)
     assert finished({}, study) is None
-    assert finished(part(rows, 3), study) is None
+    table, judged = finished(part(rows, 3), study)
+    assert (judged.sweep.depths, set(table["depth"])) == ((3,), {3})
+    table, judged = finished({**part(rows, 3, 4), **part(rows, 6, but=len(part(rows, 6)) // 2)}, study)
+    assert (judged.sweep.depths, set(table["depth"])) == ((3, 4), {3, 4})
+    assert len(table) < len(part(rows, 3, 4))
     table, judged = finished(rows, study)
     assert judged == study
     assert len(table) < len(rows)
 
 
+def test_each_new_verdict_is_said_once(rows):
+    study, known = tiny.study(**GRID), {}
+    first, more = (judge(*finished(part(rows, *depths), study)) for depths in ((3, 4), (3, 4, 6, 8)))
+    assert {c.result.verdict for c in first} == {"transfers"}
+    titles = ", ".join(f"{c.title} transfers" for c in first)
+    assert words.news(first, known) == f"depth 3 to 4: {titles}"
+    assert words.news(first, known) == ""
+    changed = [c for c in more if c.result.verdict != "transfers"]
+    assert words.news(more, known) == f"depth 3 to 8: {', '.join(f'{c.title} {c.result.verdict}' for c in changed)}"
+    assert changed
+
+
 def test_the_page_follows_the_sweep(rows, progress, tmp_path, monkeypatch):
     """What is known so far; no more often than it may; the last one is that of a finished sweep."""
-    now = [100.0]
+    now, lines = [100.0], []
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "say", lines.append)
     study, path = tiny.study(**GRID), tmp_path / "report.html"
     report = live.LiveReport(study, tmp_path, "main.py sweep")
     report({}, progress)
@@ -78,6 +96,7 @@ def test_the_page_follows_the_sweep(rows, progress, tmp_path, monkeypatch):
     assert "So far: depth 3, 4." in path.read_text()
     assert path.read_text().count(">transfers</a>") == 4  # both, over less than an octave, in a sentence and the table
     assert [file.name for file in tmp_path.glob("*.*")] == ["report.html"]  # no pictures
+    assert [line.split(": ")[:2] for line in lines] == [["so far", "depth 3 to 4"]]
     report.stop()
     assert "stopped; the same command goes on" in path.read_text()
     table, judged = finished(rows, study)

@@ -55,34 +55,35 @@ def finished(
 ) -> tuple[pandas.DataFrame, Study] | None:
     """The rows at the sizes whose trials are all there, and the study of these sizes alone; None without any.
 
-    Of an adaptive sweep, which decides about sizes by the results of others: all rows that it asks for, once they are
-    there. Of a sweep until its verdicts are decided, once its plan is there: the rows that its last verdicts are about.
+    Of an adaptive sweep: at the sizes where the searches of all curves have ended. Of a sweep until its verdicts are
+    decided, once its plan is there: the rows that its last verdicts are about.
 
     Args:
       rows: {key: row} of a sweep that may be going on.
-      plan: all its trials; by default they are made, which takes seconds where there are ten thousand.
+      plan: all its trials, not of an adaptive sweep; by default they are made, which takes seconds where there are ten
+        thousand.
     """
+    keys = size_keys(study)
     if study.sweep.adaptive:
         search = Search(study)
-        if not rows or search.next_trials(rows):
-            return None
-        plan = search.evaluated(rows)
+        whole, unfinished = search.finished(rows), bool(search.next_trials(rows))
+        plan = [] if unfinished else search.evaluated(rows)
     else:
         plan = plan or planned(study)
-    if all(trial.key in rows for trial in plan):
+        trials = grouped_by(plan, lambda trial: tuple(trial.point.leaves[key] for key in keys))
+        whole = {shape: of_shape for shape, of_shape in trials.items() if all(t.key in rows for t in of_shape)}
+        unfinished = len(whole) < len(trials)
+    if not unfinished:
         if study.sweep.until == "decided":
             plan = decide(plan, rows, study).asked
         return pandas.DataFrame([rows[trial.key] for trial in plan]), study
-    keys = size_keys(study)
-    trials = grouped_by(plan, lambda trial: tuple(trial.point.leaves[key] for key in keys))
-    whole = [shape for shape, of_shape in trials.items() if all(trial.key in rows for trial in of_shape)]
     sizes = {
         axis: [size for size, at in of_axis.items() if tuple(at[key] for key in keys) in whole]
         for axis, of_axis in study.along.items()
     }
     if not any(sizes.values()):
         return None
-    return pandas.DataFrame([rows[trial.key] for shape in whole for trial in trials[shape]]), study.sized(sizes)
+    return pandas.DataFrame([rows[trial.key] for trials in whole.values() for trial in trials]), study.sized(sizes)
 
 
 def curves_along_depth(study: Study) -> dict[tuple[Names, float], Point]:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas
 
-from depthmup.report import page
+from depthmup.fit.verdict import Verdict
+from depthmup.report import page, words
 from depthmup.report.curves import finished, judge
 from depthmup.trials.plan import grid_trials
 from depthmup.trials.progress import Progress
 from depthmup.trials.study import Row, Study, Trial
+from depthmup.trials.verdicts import TransferCurve
 
 EVERY = 10.0  # seconds between two versions of the page, at least
 SHARE = 0.02  # of the time of a sweep that writing its page may take
 
 
 class LiveReport:
-    """Writes report.html now and then, with progress, time left, and the verdicts of the sizes that are finished.
+    """Writes report.html now and then, with progress, time left, and the verdicts of the sizes that are finished; says
+    each verdict that is new.
 
     `depthmup.sweep.train` calls it, in the thread that trains. A page that cannot be written stops no training: the
     sweep says why, and goes on without it.
@@ -31,6 +34,7 @@ class LiveReport:
         self._last: tuple[Mapping[str, Row], str, float] | None = None
         self._plan: list[Trial] = []  # made once, if there is something to judge
         self._failed = False
+        self._verdicts: dict[tuple[str, str], Verdict] = {}  # of each curve, by its title and axis
 
     def __call__(self, rows: Mapping[str, Row], progress: Progress) -> None:
         start = time.monotonic()
@@ -38,7 +42,8 @@ class LiveReport:
             return
         self._last = rows, progress.line(), progress.share
         try:
-            self._write("")
+            if news := words.news(self._write(""), self._verdicts):
+                progress.say(f"so far: {news}")
         except Exception as error:  # of any kind: the rows are worth more than the page
             self._failed = True
             progress.say(f"no report while this runs: {type(error).__name__}: {error}")
@@ -50,7 +55,7 @@ class LiveReport:
         if self._last and not self._failed:
             self._write("stopped; the same command goes on")
 
-    def _write(self, stopped: str) -> None:
+    def _write(self, stopped: str) -> Sequence[TransferCurve]:
         assert self._last
         rows, line, share = self._last
         if rows and not self._plan and not self._study.sweep.adaptive:
@@ -60,3 +65,4 @@ class LiveReport:
         curves = judge(table, study) if judged else []
         unfinished = page.Unfinished(stopped or line, share, time.time())
         page.write_report(curves, table, study, self._workdir, self._command, unfinished)
+        return curves

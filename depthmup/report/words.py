@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Literal, NamedTuple
 
 from depthmup.cli_flags import PROGRAMS, changed
@@ -43,6 +43,21 @@ def answers(curves: Sequence[TransferCurve]) -> str:
         rates = rates or "none is known to be right there: tune at each size"
         lines.append(f"learning rate to use at larger sizes: {rates}")
     return "\n".join(lines)
+
+
+def news(curves: Sequence[TransferCurve], known: MutableMapping[tuple[str, str], Verdict]) -> str:
+    """Verdicts that `known`, {(title, axis): verdict}, does not have, such as "depth 2 to 4: sgd sp does not transfer".
+    It gets them. A curve without an entry counts as undecided."""
+    changed = list[TransferCurve]()
+    for c in curves:
+        verdict = c.result.verdict if c.result.verdict in (TRANSFERS, NOT) else UNDECIDED
+        if known.get((c.title, c.axis), UNDECIDED) != verdict:
+            changed.append(c)
+        known[c.title, c.axis] = verdict
+    by_sizes = grouped_by(changed, lambda c: c.span)
+    return "; ".join(
+        f"{of}: {', '.join(f'{c.title} {c.result.verdict}' for c in some)}" for of, some in by_sizes.items()
+    )
 
 
 def bottom_line(curves: Sequence[TransferCurve]) -> list[str]:

@@ -7,6 +7,7 @@ the size before, and goes on until it has found its own optimum.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from depthmup.fit import Need, log_losses, optimum
 from depthmup.fit.curve import POINTS
+from depthmup.fit.table import grouped_by
 from depthmup.fit.thresholds import TRAINS
 from depthmup.trials.plan import by_size, combinations, learning_rates, score, size_keys, trials_of
 from depthmup.trials.study import Point, Row, Study, Trial
@@ -143,12 +145,21 @@ class Search:
 
     def evaluated(self, rows: Mapping[str, Row]) -> list[Trial]:
         """All trials that the search has asked for. Call it when the search is finished."""
-        _, results = self._walk(rows)
-        return [trial for curve, result in results for n in sorted(result.asked) for trial in curve.trials[n]]
+        return [trial for _, trials in self._walk(rows)[1] for trial in trials]
 
-    def _walk(self, rows: Mapping[str, Row]) -> tuple[list[Trial], list[tuple[GridCurve, Found]]]:
-        """(the trials to train now, every curve whose search has ended with its result)"""
-        to_train, ended = list[Trial](), list[tuple[GridCurve, Found]]()
+    def finished(self, rows: Mapping[str, Row]) -> dict[Shape, list[Trial]]:
+        """{shape: the trials that it has asked for} of the shapes where the searches of all curves have ended."""
+        ended = grouped_by(self._walk(rows)[1], lambda of_curve: of_curve[0])
+        curves = Counter(shape for family in self._families.values() for shape in family)
+        return {
+            shape: [trial for _, trials in of_shape for trial in trials]
+            for shape, of_shape in ended.items()
+            if len(of_shape) == curves[shape]
+        }
+
+    def _walk(self, rows: Mapping[str, Row]) -> tuple[list[Trial], list[tuple[Shape, list[Trial]]]]:
+        """(the trials to train now; the shape of each curve whose search has ended, and the trials of the curve)"""
+        to_train, ended = list[Trial](), list[tuple[Shape, list[Trial]]]()
         for curves in self._families.values():
             results: dict[Shape, Found] = {}
             for shape, curve in curves.items():
@@ -159,7 +170,7 @@ class Search:
                 to_train += [trial for n in sorted(missing) for trial in curve.trials[n]]
                 if result:
                     results[shape] = result
-                    ended.append((curve, result))
+                    ended.append((shape, [trial for n in sorted(result.asked) for trial in curve.trials[n]]))
         return to_train, ended
 
     def _start(self, shape: Shape, curve: GridCurve, results: Mapping[Shape, Found]) -> set[int] | None:
