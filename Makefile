@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: transfer checks configs docs notebooks parity pods torture mutants test test-changed test-slow test-part test-foreign lint dist lock clean
 
-# The main job: where does the best learning rate go with depth and width? 3 to 9 minutes on 2 cores.
+# The main job: where does the best learning rate go with depth and width? 4 minutes on 2 cores.
 transfer: $(VENV)/ready
 	$(BIN)/python main.py sweep --config=configs/transfer.py --workdir=runs/digits_transfer
 

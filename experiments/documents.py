@@ -11,10 +11,10 @@ the lines <!-- NAME: TABLE --> and <!-- end -->.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -172,11 +172,22 @@ def rendered(text: str, sweeps: Mapping[str, Sweep]) -> str:
     return COST.sub(lambda m: f"{m[1]}{quantities.results()[m[2]].cost}{m[3]}", BLOCK.sub(made, text))
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["publish"]:
-        publish(sys.argv[2], Path(sys.argv[3]))
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.documents",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_subparsers(dest="what", metavar="publish|rules")
+    commit = what.add_parser("publish", help="commit the rows of a finished sweep")
+    commit.add_argument("name", choices=PUBLISHED)
+    commit.add_argument("workdir", type=Path)
+    what.add_parser("rules", help="print how far rules of learning rates are off")
+    options = parser.parse_args(arguments)
+    if options.what == "publish":
+        publish(options.name, options.workdir)
     sweeps = {name: read(name) for name in PUBLISHED}
-    if sys.argv[1:] == ["rules"]:
+    if options.what == "rules":
         print("\n\n".join(f"{name}\n\n{rules(sweep.curves)}" for name, sweep in sweeps.items()))
         return
     draw_sweep(sweeps["digits_transfer"])

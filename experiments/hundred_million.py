@@ -161,6 +161,15 @@ def vertex(of: dict[int, list[float]]) -> float:
     return best + (low - high) / 2 / curvature if math.isfinite(curvature) and curvature > 0 else math.nan
 
 
+def least_of(of: dict[int, list[float]]) -> float:
+    """The loss at the vertex of that parabola, which lies below the lowest of the rates; NaN without one."""
+    best = best_octave(of)
+    if math.isnan(place := vertex(of)):
+        return math.nan
+    low, middle, high = (float(np.log(np.mean(of[octave]))) for octave in (best - 1, best, best + 1))
+    return math.exp(middle - (low + high - 2 * middle) / 2 * (place - best) ** 2)
+
+
 def cost_of(rows: pandas.DataFrame, name: Name) -> float:
     """Percent by which the kept rate's mean loss is above the lowest."""
     of = losses(rows, name, LARGE)
@@ -191,12 +200,16 @@ def table(rows: pandas.DataFrame) -> str:
             f"2^{octave}: " + (f"{mean:.3f}" if math.isfinite(mean := float(np.mean(of[octave]))) else "diverged")
             for octave in sorted(of)
         )
-        cost, moved = cost_of(rows, name), moved_of(rows, name)
+        cost, moved, least = cost_of(rows, name), moved_of(rows, name), least_of(of)
+        by_parabola = "-" if math.isnan(least) else f"{100 * (float(np.mean(of[kept])) / least - 1):.1f}%"
         lines.append(
             (f"`{name}`", str(len(of[kept])), means, "-" if math.isnan(moved) else f"{moved:+.1f}",
-             f"{'at least ' * (name == 'sp')}{cost:.1f}%" if math.isfinite(cost) else "diverges", answer(cost))
+             f"{'at least ' * (name == 'sp')}{cost:.1f}%" if math.isfinite(cost) else "diverges", by_parabola,
+             answer(cost))
         )  # fmt: skip
-    columns = ("", "seeds", "loss at each rate of the small one", "moved, octaves", "costs", "the rate")
+    columns = (
+        "", "seeds", "loss at each rate of the small one", "moved, octaves", "costs", "above the vertex", "the rate"
+    )  # fmt: skip
     return f"The small one's best rate is 2^{kept}.\n\n{markdown(columns, lines)}"
 
 
@@ -204,20 +217,28 @@ def table_in_short(rows: pandas.DataFrame) -> str:
     """README's: a row for each parameterization."""
     lines, kept = [], best_octave(losses(rows, "sp", SMALL))
     for name, words in WORDS.items():
-        of = {octave: float(np.mean(values)) for octave, values in losses(rows, name, LARGE).items()}
-        cost, least = cost_of(rows, name), "at least " if name == "sp" else ""
+        of = losses(rows, name, LARGE)
+        means = {octave: float(np.mean(values)) for octave, values in of.items()}
+        cost, least = cost_of(rows, name), least_of(of)
+        by_parabola = "" if math.isnan(least) else f" ({100 * (means[kept] / least - 1):.1f}% by a parabola)"
         lines.append(
-            (words, f"{of[kept]:.2f}" if math.isfinite(of[kept]) else "diverges", f"{min(of.values()):.2f}",
-             f"{least}{cost:.1f}%" if math.isfinite(cost) else "all")
+            (words, f"{means[kept]:.2f}" if math.isfinite(cost) else "diverges", f"{min(means.values()):.2f}",
+             f"{'at least ' * (name == 'sp')}{cost:.1f}%{by_parabola}" if math.isfinite(cost) else "all")
         )  # fmt: skip
-    columns = ("", "its loss at the small one's best rate", "at the best of its rates", "the small one's costs")
+    columns = (
+        "101 million parameters",
+        "loss at the best rate of the small one",
+        "lowest loss tried",
+        "that rate costs",
+    )
     return markdown(columns, lines)
 
 
 def picture(rows: pandas.DataFrame) -> Figure:
     """For each parameterization the mean loss against the learning rate, of the small and of the large size."""
     kept, colors = best_octave(losses(rows, "sp", SMALL)), size_colors(2)
-    sizes = {".5 million parameters": SMALL, "101 million": LARGE}
+    sizes = {"0.5 million parameters": SMALL, "101 million": LARGE}
+    ends = 2.0 ** (rows["octave"].min() - 0.5), 2.0 ** (rows["octave"].max() + 0.5)
 
     def content(name: Name, panel: Axes) -> None:
         for (label, size), color in zip(sizes.items(), colors, strict=True):
@@ -228,6 +249,7 @@ def picture(rows: pandas.DataFrame) -> Figure:
             panel.plot(2.0**best, of[best], "*", color=color, ms=16)
         panel.axvline(2.0**kept, color="gray", ls="--", lw=1, label="best rate of the small one")
         panel.set_xscale("log", base=2)
+        panel.set_xlim(*ends)
 
     return panels(
         {words.replace("`", ""): functools.partial(content, name) for name, words in WORDS.items()},

@@ -117,8 +117,7 @@ def test_one_command_makes_all(monkeypatch, capsys):
     monkeypatch.setattr(documents.scaling, "draw", lambda: made.append("scaling"))
     monkeypatch.setattr(documents.jump, "draw", lambda: made.append("jump"))
     monkeypatch.setattr(documents.hundred_million, "draw", lambda: made.append("hundred_million"))
-    monkeypatch.setattr("sys.argv", ["documents"])
-    documents.main()
+    documents.main([])
     assert made == ["digits_transfer", "language", "scaling", "jump", "hundred_million", "paper_a", "paper_b"]
 
 
