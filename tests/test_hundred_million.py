@@ -12,7 +12,7 @@ from experiments.hundred_million import LARGE, SMALL, Trial, missing
 
 KEPT = -7
 # Octaves from the small one's best rate, and the height of the valley.
-OPTIMA = {"completep": (0.0, 1.0), "sp": (-4.0, 1.1)}
+OPTIMA = {"completep": (0.0, 1.0), "sp": (-4.0, 1.1), "mup": (0.0, 1.05)}
 
 
 def rows_of(trials, optima=OPTIMA):
@@ -40,7 +40,7 @@ def trained(optima=OPTIMA):
 def test_the_order():
     assert missing(pandas.DataFrame(columns=[*Trial._fields, "loss"])) == SWEPT
     _, order = trained()
-    seed_0 = [("completep", 0), ("completep", -1), ("completep", 1), ("sp", 0), ("sp", -4), ("sp", -2)]
+    seed_0 = [("completep", 0), ("completep", -1), ("completep", 1), ("sp", 0), ("sp", -4), ("sp", -2), ("mup", 0)]
     assert order == [Trial(name, *LARGE, KEPT + shift, seed) for seed in range(3) for name, shift in seed_0]
 
 
@@ -60,10 +60,12 @@ def test_measures(tmp_path, monkeypatch):
     assert math.isnan(big.moved_of(rows, "sp"))
     assert big.falls_of(rows, "sp") == pytest.approx(100 * math.expm1(-0.02 * 4))
     assert big.ahead_of(rows) == pytest.approx(100 * (1 - math.exp(0.02 * 0.16) / 1.1))
+    assert big.behind_of(rows, "mup") == pytest.approx(100 * (1.05 / math.exp(0.02 * 0.16) - 1))
+    assert big.above_vertex(rows, "completep") == pytest.approx(100 * math.expm1(0.02 * 0.16))
     text = big.table(rows)
     assert "2^-7" in text
     assert "| `completep` | 3 |" in text
-    assert "at least 37.7% | does not |" in text
+    assert "at least 37.7% | - | does not |" in text
     rows.to_parquet(tmp_path / "rows.parquet")
     monkeypatch.setattr(big, "ROWS", tmp_path / "rows.parquet")
     assert big.quantity("cost sp").value == pytest.approx(big.cost_of(rows, "sp"))
@@ -75,7 +77,7 @@ def test_a_training_that_diverges_costs_all():
     at_kept = (rows[["parameterization", "width", "octave"]] == ["sp", LARGE[0], KEPT]).all(axis=1)
     rows.loc[at_kept & (rows["seed"] == 1), "loss"] = math.nan
     assert big.cost_of(rows, "sp") == math.inf
-    assert "| diverges | does not |" in big.table(rows)
+    assert "| diverges | - | does not |" in big.table(rows)
 
 
 def test_trains(monkeypatch):

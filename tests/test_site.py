@@ -39,7 +39,10 @@ PYTHON = {
     "guide/equinox.md": (1, lambda n: n["value"] < 0.1),
     "guide/haiku.md": (1, lambda n: 1 < n["value"] < 10),
     "guide/optuna-wandb.md": (3, lambda n: n["losses"][-1] < 0.1 and len(n["study"].trials) == 20),
-    "guide/devices.md": (3, lambda n: n["value"] < 10 and n["params"]["params"]["embed"]["kernel"].sharding.mesh.size == 8),
+    "guide/devices.md": (
+        3,
+        lambda n: n["value"] < 10 and n["params"]["params"]["embed"]["kernel"].sharding.mesh.size == 8,
+    ),
     "guide/from-completep.md": (1, lambda n: "branch factor 0.25 inside down_*" in str(n["m"].explain())),
 }
 # Packages that a page needs and that depthmup does not install.
