@@ -1,7 +1,7 @@
 """Residual MLPs on handwritten digits, until decided: a sweep of 4 minutes.
 
     python main.py sweep --config=configs/transfer.py --workdir=runs/digits_transfer      (make transfer)
-    python main.py sweep --config=configs/transfer.py:whole --workdir=runs/digits_whole   (every rate of the grid)
+    python main.py sweep --config=configs/transfer.py:whole --workdir=runs/digits_whole   (every rate of its grid)
 
 Cost: 4,362 trainings of 88 steps, of the whole grid 7,020: from the second size on only the rates around the best one
 of the size before are trained. Four minutes on two CPU cores, of the whole grid nine.

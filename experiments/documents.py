@@ -1,7 +1,7 @@
 """The documents' tables and pictures that come from sweeps, made again from committed rows; no training.
 
     python -m experiments.documents                                     makes all of them again, in a minute
-    python -m experiments.documents publish digits_transfer runs/digits_transfer
+    python -m experiments.documents publish digits_transfer runs/digits_whole
                                                                         commits the rows of a finished sweep
     python -m experiments.documents rules                               prints how far rules of learning rates are off
 
@@ -11,7 +11,6 @@ the lines <!-- NAME: TABLE --> and <!-- end -->.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import re
@@ -29,6 +28,7 @@ from depthmup.settings import Settings, from_config
 from depthmup.trials.verdicts import TransferCurve
 from experiments import (
     choose,
+    command_line,
     coordinate_checks,
     design,
     embedding,
@@ -173,11 +173,7 @@ def rendered(text: str, sweeps: Mapping[str, Sweep]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.documents",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("experiments.documents", __doc__)
     what = parser.add_subparsers(dest="what", metavar="publish|rules")
     commit = what.add_parser("publish", help="commit the rows of a finished sweep")
     commit.add_argument("name", choices=PUBLISHED)

@@ -63,13 +63,9 @@ from experiments.published import RESULTS, replace
 
 ROWS = RESULTS / "hundred_million.parquet"
 SMALL, LARGE = (128, 2), (1024, 8)
-RULES: tuple[Name, ...] = ("completep", "sp", "mup")
 OCTAVES = range(-10, -3)  # of the small one's rates: log2
-SHIFTS = {
-    "completep": (0, -1, 1),
-    "sp": (0, -4, -2),
-    "mup": (0,),
-}  # octaves from its best rate, in the order of training
+# Octaves from the small one's best rate, in the order of training.
+SHIFTS: dict[Name, tuple[int, ...]] = {"completep": (0, -1, 1), "sp": (0, -4, -2), "mup": (0,)}
 WORDS: dict[Name, str] = {
     "sp": "nothing rescaled (`sp`)",
     "mup": "by width (`mup`)",
@@ -134,100 +130,114 @@ def read() -> pandas.DataFrame:
     return pandas.read_parquet(ROWS) if ROWS.exists() else pandas.DataFrame(columns=[*Trial._fields, "loss"])
 
 
-def losses(rows: pandas.DataFrame, name: Name, size: tuple[int, int]) -> dict[int, list[float]]:
-    """{octave: losses of all seeds}; inf where a training diverged. At the small size all are "sp"."""
+def losses(rows: pandas.DataFrame, name: Name, size: tuple[int, int]) -> pandas.DataFrame:
+    """A row for each seed that has all octaves, which are the columns; inf where a training diverged. At the small size
+    all parameterizations are "sp"."""
     of = rows[(rows[["parameterization", "width", "depth"]] == [name if size == LARGE else "sp", *size]).all(axis=1)]
-    return {int(octave): list(group["loss"].fillna(math.inf)) for octave, group in of.groupby("octave")}
+    of = of.assign(loss=of["loss"].astype(float).fillna(math.inf))
+    return of.pivot_table(index="seed", columns="octave", values="loss", aggfunc="last").dropna()
 
 
-def best_octave(of: dict[int, list[float]]) -> int:
-    return min(of, key=lambda octave: float(np.mean(of[octave])))
+def means(rows: pandas.DataFrame, name: Name, size: tuple[int, int]) -> dict[int, float]:
+    """{octave: mean loss over the seeds that have all octaves}"""
+    return {int(octave): float(mean) for octave, mean in losses(rows, name, size).mean().items()}
+
+
+def best_octave(of: dict[int, float]) -> int:
+    return min(of, key=lambda octave: of[octave])
+
+
+def kept_octave(rows: pandas.DataFrame) -> int:
+    """log2 of the small one's best rate."""
+    return best_octave(means(rows, "sp", SMALL))
 
 
 def missing(rows: pandas.DataFrame) -> list[Trial]:
-    """What is still to train, in order; at the large size of one seed after the other."""
+    """The trials without a row, in order: at the large size all of one seed before the next."""
     done = {Trial(*of) for of in rows[[*Trial._fields]].itertuples(index=False, name=None)}
     small = [Trial("sp", *SMALL, octave, seed) for octave in OCTAVES for seed in range(SEEDS)]
     if left := [trial for trial in small if trial not in done]:
         return left
-    kept = best_octave(losses(rows, "sp", SMALL))
+    kept = kept_octave(rows)
     for seed in range(SEEDS):
-        large = [Trial(name, *LARGE, kept + shift, seed) for name in RULES for shift in SHIFTS[name]]
-        at_end = losses(rows, "completep", LARGE)
+        large = [Trial(name, *LARGE, kept + shift, seed) for name, shifts in SHIFTS.items() for shift in shifts]
         if left := [trial for trial in large if trial not in done]:
             return left
-        best = best_octave(at_end)
+        best = best_octave(means(rows, "completep", LARGE))
         large = [Trial("completep", *LARGE, octave, s) for octave in range(best - 1, best + 2) for s in range(seed + 1)]
         if left := [trial for trial in large if trial not in done]:
             return left
     return []
 
 
-def vertex(of: dict[int, list[float]]) -> float:
-    """log2 of the best rate, by the parabola; NaN where a neighbour was not trained or diverged."""
+def vertex(of: dict[int, float]) -> tuple[float, float]:
+    """log2 of the best rate and its loss, by the parabola; NaN where a neighbour was not trained or diverged."""
     best = best_octave(of)
     if not {best - 1, best + 1} <= set(of):
-        return math.nan
-    low, middle, high = (float(np.log(np.mean(of[octave]))) for octave in (best - 1, best, best + 1))
+        return math.nan, math.nan
+    low, middle, high = (math.log(of[octave]) for octave in (best - 1, best, best + 1))
     curvature = low + high - 2 * middle
-    return best + (low - high) / 2 / curvature if math.isfinite(curvature) and curvature > 0 else math.nan
-
-
-def least_of(of: dict[int, list[float]]) -> float:
-    """The loss at the vertex of that parabola, which lies below the lowest of the rates; NaN without one."""
-    best = best_octave(of)
-    if math.isnan(place := vertex(of)):
-        return math.nan
-    low, middle, high = (float(np.log(np.mean(of[octave]))) for octave in (best - 1, best, best + 1))
-    return math.exp(middle - (low + high - 2 * middle) / 2 * (place - best) ** 2)
+    if not (math.isfinite(curvature) and curvature > 0):
+        return math.nan, math.nan
+    shift = (low - high) / 2 / curvature
+    return best + shift, math.exp(middle - curvature * shift**2 / 2)
 
 
 def cost_of(rows: pandas.DataFrame, name: Name) -> float:
-    """Percent by which the kept rate's mean loss is above the lowest."""
-    of = losses(rows, name, LARGE)
-    kept, lowest = np.mean(of[best_octave(losses(rows, "sp", SMALL))]), np.mean(of[best_octave(of)])
-    return 100 * float(kept / lowest - 1)
+    """Percent by which the kept rate's mean loss is above the lowest; inf where a seed diverged at it."""
+    of = means(rows, name, LARGE)
+    kept = of[kept_octave(rows)]
+    return math.inf if math.isinf(kept) else 100 * (kept / min(of.values()) - 1)
+
+
+def above_vertex(rows: pandas.DataFrame, name: Name) -> float:
+    """Percent by which the kept rate's mean loss is above that of the vertex; NaN without one."""
+    of = means(rows, name, LARGE)
+    return 100 * (of[kept_octave(rows)] / vertex(of)[1] - 1)
 
 
 def moved_of(rows: pandas.DataFrame, name: Name) -> float:
     """Octaves from the small one's best rate to the large one's."""
-    return vertex(losses(rows, name, LARGE)) - vertex(losses(rows, "sp", SMALL))
+    return vertex(means(rows, name, LARGE))[0] - vertex(means(rows, "sp", SMALL))[0]
 
 
-def ahead_of(rows: pandas.DataFrame) -> float:
-    """Percent by which the kept rate's loss under "completep" is below the lowest one of "sp"."""
-    kept = losses(rows, "completep", LARGE)[best_octave(losses(rows, "sp", SMALL))]
-    lowest = min(float(np.mean(of)) for of in losses(rows, "sp", LARGE).values())
-    return 100 * (1 - float(np.mean(kept)) / lowest)
+def falls_of(rows: pandas.DataFrame, name: Name) -> float:
+    """Percent from the mean loss at a fourth of the kept rate to that at a sixteenth."""
+    of, kept = means(rows, name, LARGE), kept_octave(rows)
+    return 100 * (of[kept - 4] / of[kept - 2] - 1)
 
 
-def above_vertex(rows: pandas.DataFrame, name: Name) -> float:
-    """Percent by which the kept rate's mean loss is above `least_of`."""
-    of = losses(rows, name, LARGE)
-    return 100 * (float(np.mean(of[best_octave(losses(rows, "sp", SMALL))])) / least_of(of) - 1)
+def behind_of(rows: pandas.DataFrame, name: Name) -> float:
+    """Percent by which the kept rate's mean loss is above that of "completep", over the seeds that both have."""
+    kept = kept_octave(rows)
+    pair = [losses(rows, of, LARGE)[kept] for of in (name, "completep")]
+    both = pandas.concat(pair, axis=1, join="inner").mean().to_numpy()
+    return 100 * float(both[0] / both[1] - 1)
+
+
+def ahead_of(rows: pandas.DataFrame, name: Name) -> float:
+    """Percent by which the kept rate's mean loss under "completep" is below the lowest one of `name`."""
+    return 100 * (1 - means(rows, "completep", LARGE)[kept_octave(rows)] / min(means(rows, name, LARGE).values()))
 
 
 def table(rows: pandas.DataFrame) -> str:
-    """A row for each parameterization, as Markdown."""
-    lines, kept = [], best_octave(losses(rows, "sp", SMALL))
-    for name in RULES:
-        of = losses(rows, name, LARGE)
+    """A row for each parameterization that has the kept rate, as Markdown."""
+    lines, kept = [], kept_octave(rows)
+    for name in SHIFTS:
+        of = means(rows, name, LARGE)
         if kept not in of:
             continue
-        means = {octave: float(np.mean(values)) for octave, values in sorted(of.items())}
-        shown = ", ".join(
-            f"2^{o}: " + (f"{mean:.3f}" if math.isfinite(mean) else "diverged") for o, mean in means.items()
-        )
-        cells = ["-", "-", "-", "-"]
+        shown = ", ".join(f"2^{o}: " + (f"{mean:.3f}" if math.isfinite(mean) else "diverged") for o, mean in of.items())
+        figures = ["-", "-", "-", "-"]
         if len(of) > 1:
             moved, cost, above = moved_of(rows, name), cost_of(rows, name), above_vertex(rows, name)
-            cells = [
+            figures = [
                 "-" if math.isnan(moved) else f"{moved:+.1f}",
                 f"{'at least ' * (name == 'sp')}{cost:.1f}%" if math.isfinite(cost) else "diverges",
                 "-" if math.isnan(above) else f"{above:.1f}%",
                 answer(cost),
             ]
-        lines.append((f"`{name}`", str(len(of[kept])), shown, *cells))
+        lines.append((f"`{name}`", str(len(losses(rows, name, LARGE))), shown, *figures))
     columns = (
         "", "seeds", "loss at each rate of the small one", "moved, octaves", "costs", "above the vertex", "the rate"
     )  # fmt: skip
@@ -235,38 +245,37 @@ def table(rows: pandas.DataFrame) -> str:
 
 
 def table_in_short(rows: pandas.DataFrame) -> str:
-    """README's: a row for each parameterization."""
-    lines, kept = [], best_octave(losses(rows, "sp", SMALL))
+    """README's: a row for each parameterization that has the kept rate. What it loses is against the vertex."""
+    lines, kept = [], kept_octave(rows)
     for name, words in WORDS.items():
-        of = losses(rows, name, LARGE)
-        means = {octave: float(np.mean(values)) for octave, values in of.items()}
-        cost, lowest = "not measured", "-"
+        of = means(rows, name, LARGE)
+        if kept not in of:
+            continue
+        lost, lowest = "not measured", "-"
         if len(of) > 1:
-            above, price = above_vertex(rows, name), cost_of(rows, name)
-            lowest = f"{min(means.values()):.2f}"
-            cost = (
-                f"{above:.1f}%" if math.isfinite(above) else f"at least {price:.1f}%" if math.isfinite(price) else "all"
+            above, cost = above_vertex(rows, name), cost_of(rows, name)
+            lost = (
+                f"{above:.1f}%" if math.isfinite(above) else f"at least {cost:.1f}%" if math.isfinite(cost) else "all"
             )
-        lines.append((words, f"{means[kept]:.2f}" if math.isfinite(means[kept]) else "diverges", lowest, cost))
+            lowest = f"{min(of.values()):.2f}"
+        lines.append((words, f"{of[kept]:.2f}" if math.isfinite(of[kept]) else "diverges", lowest, lost))
     columns = ("learning rates rescaled", "loss at the rate tuned small", "lowest loss tried", "that rate loses")
     return markdown(columns, lines)
 
 
 def picture(rows: pandas.DataFrame) -> Figure:
-    """For each parameterization the mean loss against the learning rate, of the small and of the large size."""
-    kept, colors = best_octave(losses(rows, "sp", SMALL)), size_colors(2)
+    """For "sp" and "completep" the mean loss against the learning rate, of the small and of the large size."""
     sizes = {"0.5 million parameters": SMALL, "101 million": LARGE}
     ends = 2.0 ** (rows["octave"].min() - 0.5), 2.0 ** (rows["octave"].max() + 0.5)
 
     def content(name: Name, panel: Axes) -> None:
-        for (label, size), color in zip(sizes.items(), colors, strict=True):
-            of = {o: float(np.mean(values)) for o, values in sorted(losses(rows, name, size).items())}
-            of = {octave: mean for octave, mean in of.items() if math.isfinite(mean)}
-            rates, best = [2.0**octave for octave in of], best_octave({o: [mean] for o, mean in of.items()})
-            panel.plot(rates, list(of.values()), "o-", color=color, label=label if name == "completep" else None)
-            panel.plot(2.0**best, of[best], "*", color=color, ms=16)
-        rate = "best rate of the small one" if name == "completep" else None
-        panel.axvline(2.0**kept, color="gray", ls="--", lw=1, label=rate)
+        named = name == "completep"  # one legend for both panels
+        for (label, size), color in zip(sizes.items(), size_colors(2), strict=True):
+            of = {2.0**octave: mean for octave, mean in means(rows, name, size).items() if math.isfinite(mean)}
+            panel.plot([*of], [*of.values()], "o-", color=color, label=label if named else None)
+            panel.plot(*min(of.items(), key=lambda point: point[1]), "*", color=color, ms=16)
+        small = "best rate of the small one" if named else None
+        panel.axvline(2.0 ** kept_octave(rows), color="gray", ls="--", lw=1, label=small)
         panel.set_xscale("log", base=2)
         panel.set_xlim(*ends)
 
@@ -281,26 +290,13 @@ def draw() -> None:
     save(IMAGES, {"hundred_million": picture(read())})
 
 
-def falls_of(rows: pandas.DataFrame, name: Name) -> float:
-    """Percent from the mean loss at a fourth of the kept rate to that at a sixteenth."""
-    of, kept = losses(rows, name, LARGE), best_octave(losses(rows, "sp", SMALL))
-    return 100 * float(np.mean(of[kept - 4]) / np.mean(of[kept - 2]) - 1)
-
-
-def behind_of(rows: pandas.DataFrame, name: Name) -> float:
-    """Percent by which the kept rate's mean loss is above that of "completep"."""
-    kept = best_octave(losses(rows, "sp", SMALL))
-    return 100 * float(np.mean(losses(rows, name, LARGE)[kept]) / np.mean(losses(rows, "completep", LARGE)[kept]) - 1)
-
-
-QUANTITIES = {"behind": behind_of, "cost": cost_of, "moved": moved_of, "falls": falls_of}
+QUANTITIES = {"ahead": ahead_of, "behind": behind_of, "cost": cost_of, "falls": falls_of, "moved": moved_of}
 
 
 def quantity(of: str) -> Interval:
-    """Of the committed rows: "cost completep", "moved sp", "falls sp", "behind mup", "ahead"."""
-    what, *name = of.split()
-    value = QUANTITIES[what](read(), *name) if name else ahead_of(read())  # type: ignore[arg-type]
-    return Interval(value, math.nan, math.nan)
+    """Of the committed rows: "cost completep", or another of QUANTITIES."""
+    what, name = of.split()
+    return Interval(QUANTITIES[what](read(), name), math.nan, math.nan)  # type: ignore[arg-type]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -162,8 +162,7 @@ def table(jump: Jump) -> str:
 
 
 def draw() -> None:
-    """The pictures of docs/batch.md: for each parameterization the loss against the learning rate, small and
-    large."""
+    """The pictures of docs/batch.md: for each parameterization the loss against the learning rate, small and large."""
     save(IMAGES, {f"jump_{name}": picture(jump) for name, jump in JUMPS.items()})
 
 

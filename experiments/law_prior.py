@@ -35,7 +35,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from configs import patches16_simple_resnet, patches16_vit, transfer
 from depthmup.files import write_atomically
 from depthmup.fit.curve import half_width
 from depthmup.fit.drift import Drift
@@ -44,13 +43,12 @@ from depthmup.fit.thresholds import CONFIDENCE
 from depthmup.rules.batch_rules import NOTHING, RULES
 from depthmup.rules.optim import family_of
 from depthmup.rules.parameterization import TABLES, FamilyName, Parameterization, parameterization
-from depthmup.settings import from_config
 from depthmup.sweep import judge
 from depthmup.trials.verdicts import TransferCurve
-from experiments import command_line, jump, language, layer_kinds, published, scaling
+from experiments import command_line, documents, jump, language, layer_kinds, published, scaling
 from experiments.figures import page
 from experiments.output import markdown
-from experiments.published import RESULTS, ROOT
+from experiments.published import ROOT
 
 Axis = Literal["width", "depth", "batch_size", "steps"]
 Family = Literal["adam", "sgd"]
@@ -161,13 +159,8 @@ def papers() -> Iterator[Measured]:
 
 def configs() -> Iterator[Measured]:
     """Sweeps of digits and of photo patches."""
-    sweeps = {
-        "digits_transfer": transfer,
-        "patches16_simple_resnet": patches16_simple_resnet,
-        "patches16_vit": patches16_vit,
-    }
-    for name, config in sweeps.items():
-        sweep = published.read(RESULTS / name, from_config(config.get_config()))
+    for name in documents.PUBLISHED:
+        sweep = documents.read(name)
         yield from of_curves(sweep.curves, name, f"docs/results/{name}.parquet", sweep.settings)
 
 

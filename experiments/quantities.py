@@ -413,5 +413,6 @@ QUANTITIES: dict[str, tuple[Callable[[str], Interval | tuple[str, str]], str, st
     "large cost": (large_runs.cost, ".1f", "%"),
     "large moved": (large_runs.moved, "+.1f", ""),
     "large ahead": (large_runs.ahead, "+.1f", "%"),
-    "hundred million": (hundred_million.quantity, "+.1f", ""),
+    "hundred million": (hundred_million.quantity, "+.1f", "%"),
+    "hundred million moved": (hundred_million.quantity, "+.1f", ""),
 }

@@ -59,7 +59,7 @@ def test_measures(tmp_path, monkeypatch):
     assert big.cost_of(rows, "sp") == pytest.approx(100 * math.expm1(0.02 * 16))
     assert math.isnan(big.moved_of(rows, "sp"))
     assert big.falls_of(rows, "sp") == pytest.approx(100 * math.expm1(-0.02 * 4))
-    assert big.ahead_of(rows) == pytest.approx(100 * (1 - math.exp(0.02 * 0.16) / 1.1))
+    assert big.ahead_of(rows, "sp") == pytest.approx(100 * (1 - math.exp(0.02 * 0.16) / 1.1))
     assert big.behind_of(rows, "mup") == pytest.approx(100 * (1.05 / math.exp(0.02 * 0.16) - 1))
     assert big.above_vertex(rows, "completep") == pytest.approx(100 * math.expm1(0.02 * 0.16))
     text = big.table(rows)
@@ -69,15 +69,37 @@ def test_measures(tmp_path, monkeypatch):
     rows.to_parquet(tmp_path / "rows.parquet")
     monkeypatch.setattr(big, "ROWS", tmp_path / "rows.parquet")
     assert big.quantity("cost sp").value == pytest.approx(big.cost_of(rows, "sp"))
-    assert big.quantity("ahead").value == pytest.approx(big.ahead_of(rows))
+    assert big.quantity("ahead sp").value == pytest.approx(big.ahead_of(rows, "sp"))
 
 
 def test_a_training_that_diverges_costs_all():
     rows, _ = trained()
+    in_short = big.table_in_short(rows)
+    assert "| by width (`mup`) | 1.05 | - | not measured |" in in_short
     at_kept = (rows[["parameterization", "width", "octave"]] == ["sp", LARGE[0], KEPT]).all(axis=1)
     rows.loc[at_kept & (rows["seed"] == 1), "loss"] = math.nan
     assert big.cost_of(rows, "sp") == math.inf
+    rows.loc[(rows["parameterization"] == "sp") & (rows["width"] == LARGE[0]), "loss"] = math.nan
+    assert big.cost_of(rows, "sp") == math.inf
+    assert "| diverges | " in big.table_in_short(rows)
     assert "| diverges | - | does not |" in big.table(rows)
+
+
+def test_seeds_that_lack_a_rate_are_left_out(tmp_path, monkeypatch):
+    """Means of other seeds are not compared; what is not trained yet has no row and no line."""
+    rows, order = trained(OPTIMA | {"completep": (-0.4, 1.0)})
+    second = rows[rows["seed"] < 2]
+    partly = second[~((second["seed"] == 1) & (second["width"] == LARGE[0]) & (second["octave"] < KEPT))]
+    assert big.moved_of(partly, "completep") == pytest.approx(-0.4)
+    assert [len(big.losses(partly, name, LARGE)) for name in ("completep", "sp", "mup")] == [1, 1, 2]
+    assert big.behind_of(partly, "mup") == pytest.approx(100 * (1.05 / math.exp(0.02 * 0.16) - 1))
+    begun = pandas.concat([rows_of(SWEPT), rows_of(order[:4])])
+    assert [line.split(" | ")[0] for line in big.table(begun).splitlines()[4:]] == ["| `completep`", "| `sp`"]
+    begun.to_parquet(tmp_path / "rows.parquet")
+    monkeypatch.setattr(big, "ROWS", tmp_path / "rows.parquet")
+    monkeypatch.setattr(big, "IMAGES", tmp_path)
+    big.draw()
+    assert (tmp_path / "hundred_million.png").stat().st_size > 10_000
 
 
 def test_trains(monkeypatch):

@@ -64,14 +64,14 @@ def test_an_adaptive_sweep_is_judged_where_searches_have_ended(rows):
 
 
 def test_each_new_verdict_is_said_once(rows):
-    study, known = tiny.study(**GRID), {}
+    study = tiny.study(**GRID)
     first, more = (judge(*finished(part(rows, *depths), study)) for depths in ((3, 4), (3, 4, 6, 8)))
     assert {c.result.verdict for c in first} == {"transfers"}
     titles = ", ".join(f"{c.title} transfers" for c in first)
-    assert words.news(first, known) == f"depth 3 to 4: {titles}"
-    assert words.news(first, known) == ""
+    assert words.news(first, []) == f"depth 3 to 4: {titles}"
+    assert words.news(first, first) == ""
     changed = [c for c in more if c.result.verdict != "transfers"]
-    assert words.news(more, known) == f"depth 3 to 8: {', '.join(f'{c.title} {c.result.verdict}' for c in changed)}"
+    assert words.news(more, first) == f"depth 3 to 8: {', '.join(f'{c.title} {c.result.verdict}' for c in changed)}"
     assert changed
 
 

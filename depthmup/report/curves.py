@@ -15,7 +15,7 @@ from depthmup.measure.maximal_update import rates_by_rule
 from depthmup.report import calibration
 from depthmup.settings import LEARNING_RATE
 from depthmup.trials.adaptive import Search
-from depthmup.trials.plan import combinations, size_keys, sizes
+from depthmup.trials.plan import combinations, shapes, size_keys, sizes
 from depthmup.trials.plan import grid_trials as planned
 from depthmup.trials.study import Point, Row, Study, Trial
 from depthmup.trials.until import decide
@@ -60,30 +60,27 @@ def finished(
 
     Args:
       rows: {key: row} of a sweep that may be going on.
-      plan: all its trials, not of an adaptive sweep; by default they are made, which takes seconds where there are ten
-        thousand.
+      plan: all trials of a sweep that is not adaptive; by default they are made, which takes seconds where there are
+        ten thousand.
     """
     keys = size_keys(study)
     if study.sweep.adaptive:
-        search = Search(study)
-        whole, unfinished = search.finished(rows), bool(search.next_trials(rows))
-        plan = [] if unfinished else search.evaluated(rows)
+        whole = Search(study).finished(rows)
     else:
-        plan = plan or planned(study)
-        trials = grouped_by(plan, lambda trial: tuple(trial.point.leaves[key] for key in keys))
+        trials = grouped_by(plan or planned(study), lambda trial: tuple(trial.point.leaves[key] for key in keys))
         whole = {shape: of_shape for shape, of_shape in trials.items() if all(t.key in rows for t in of_shape)}
-        unfinished = len(whole) < len(trials)
-    if not unfinished:
+    asked = [trial for of_shape in whole.values() for trial in of_shape]
+    if len(whole) == len(shapes(study)):
         if study.sweep.until == "decided":
-            plan = decide(plan, rows, study).asked
-        return pandas.DataFrame([rows[trial.key] for trial in plan]), study
+            asked = decide(asked, rows, study).asked
+        return pandas.DataFrame([rows[trial.key] for trial in asked]), study
     sizes = {
         axis: [size for size, at in of_axis.items() if tuple(at[key] for key in keys) in whole]
         for axis, of_axis in study.along.items()
     }
     if not any(sizes.values()):
         return None
-    return pandas.DataFrame([rows[trial.key] for trials in whole.values() for trial in trials]), study.sized(sizes)
+    return pandas.DataFrame([rows[trial.key] for trial in asked]), study.sized(sizes)
 
 
 def curves_along_depth(study: Study) -> dict[tuple[Names, float], Point]:

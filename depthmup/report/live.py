@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas
 
-from depthmup.fit.verdict import Verdict
 from depthmup.report import page, words
 from depthmup.report.curves import finished, judge
 from depthmup.trials.plan import grid_trials
@@ -21,8 +20,8 @@ SHARE = 0.02  # of the time of a sweep that writing its page may take
 
 
 class LiveReport:
-    """Writes report.html now and then, with progress, time left, and the verdicts of the sizes that are finished; says
-    each verdict that is new.
+    """Writes report.html now and then, with progress, time left, and the verdicts of the sizes that are finished.
+    Prints each verdict that differs from the last page's; after an interruption all that are decided.
 
     `depthmup.sweep.train` calls it, in the thread that trains. A page that cannot be written stops no training: the
     sweep says why, and goes on without it.
@@ -34,7 +33,7 @@ class LiveReport:
         self._last: tuple[Mapping[str, Row], str, float] | None = None
         self._plan: list[Trial] = []  # made once, if there is something to judge
         self._failed = False
-        self._verdicts: dict[tuple[str, str], Verdict] = {}  # of each curve, by its title and axis
+        self._curves: Sequence[TransferCurve] = ()  # of the last page
 
     def __call__(self, rows: Mapping[str, Row], progress: Progress) -> None:
         start = time.monotonic()
@@ -42,7 +41,8 @@ class LiveReport:
             return
         self._last = rows, progress.line(), progress.share
         try:
-            if news := words.news(self._write(""), self._verdicts):
+            before, self._curves = self._curves, self._write("")
+            if news := words.news(self._curves, before):
                 progress.say(f"so far: {news}")
         except Exception as error:  # of any kind: the rows are worth more than the page
             self._failed = True

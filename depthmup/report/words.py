@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from depthmup.cli_flags import PROGRAMS, changed
@@ -45,19 +45,19 @@ def answers(curves: Sequence[TransferCurve]) -> str:
     return "\n".join(lines)
 
 
-def news(curves: Sequence[TransferCurve], known: MutableMapping[tuple[str, str], Verdict]) -> str:
-    """Verdicts that `known`, {(title, axis): verdict}, does not have, such as "depth 2 to 4: sgd sp does not transfer".
-    It gets them. A curve without an entry counts as undecided."""
-    changed = list[TransferCurve]()
-    for c in curves:
-        verdict = c.result.verdict if c.result.verdict in (TRANSFERS, NOT) else UNDECIDED
-        if known.get((c.title, c.axis), UNDECIDED) != verdict:
-            changed.append(c)
-        known[c.title, c.axis] = verdict
+def news(curves: Sequence[TransferCurve], before: Sequence[TransferCurve]) -> str:
+    """The curves whose verdict differs from the one before, such as "depth 2 to 4: sgd sp does not transfer"; a curve
+    without one before counts as undecided."""
+    known = {str(c): _decided(c) for c in before}
+    changed = [c for c in curves if _decided(c) != known.get(str(c), UNDECIDED)]
     by_sizes = grouped_by(changed, lambda c: c.span)
     return "; ".join(
         f"{of}: {', '.join(f'{c.title} {c.result.verdict}' for c in some)}" for of, some in by_sizes.items()
     )
+
+
+def _decided(c: TransferCurve) -> Verdict:
+    return c.result.verdict if c.result.verdict in (TRANSFERS, NOT) else UNDECIDED
 
 
 def bottom_line(curves: Sequence[TransferCurve]) -> list[str]:

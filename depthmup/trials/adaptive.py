@@ -148,7 +148,7 @@ class Search:
         return [trial for _, trials in self._walk(rows)[1] for trial in trials]
 
     def finished(self, rows: Mapping[str, Row]) -> dict[Shape, list[Trial]]:
-        """{shape: the trials that it has asked for} of the shapes where the searches of all curves have ended."""
+        """{shape: the trials that it has asked for}, of the shapes where the searches of all curves have ended."""
         ended = grouped_by(self._walk(rows)[1], lambda of_curve: of_curve[0])
         curves = Counter(shape for family in self._families.values() for shape in family)
         return {

@@ -129,6 +129,8 @@ def verdicts(rows: pandas.DataFrame, study: Study) -> Iterator[TransferCurve]:
         for key in followed(study):
             for names, trials in variants(rows, study, key):
                 name, trials = _about(key, on_axis(trials, study, axis), axis, study)
+                if trials[axis].nunique() < 2:
+                    continue  # of a sweep that is going on, in which the base itself is not finished
                 counts = trials.groupby(axis)[name].nunique().reindex(values, fill_value=0)
                 if key != LEARNING_RATE and counts.min() < POINTS:
                     continue  # too few positive values, or an adaptive sweep, which has other learning rates elsewhere
