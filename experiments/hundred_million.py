@@ -131,15 +131,17 @@ def read() -> pandas.DataFrame:
 
 
 def losses(rows: pandas.DataFrame, name: Name, size: tuple[int, int]) -> pandas.DataFrame:
-    """A row for each seed that has all octaves, which are the columns; inf where a training diverged. At the small size
-    all parameterizations are "sp"."""
+    """A row for each seed that has the planned octaves, a column for each octave that all of these seeds have; inf where
+    a training diverged. At the small size all parameterizations are "sp"."""
     of = rows[(rows[["parameterization", "width", "depth"]] == [name if size == LARGE else "sp", *size]).all(axis=1)]
     of = of.assign(loss=of["loss"].astype(float).fillna(math.inf))
-    return of.pivot_table(index="seed", columns="octave", values="loss", aggfunc="last").dropna()
+    table = of.pivot_table(index="seed", columns="octave", values="loss", aggfunc="last")
+    planned = OCTAVES if size == SMALL else [kept_octave(rows) + shift for shift in SHIFTS[name]]
+    return table.dropna(subset=[octave for octave in planned if octave in table]).dropna(axis=1)
 
 
 def means(rows: pandas.DataFrame, name: Name, size: tuple[int, int]) -> dict[int, float]:
-    """{octave: mean loss over the seeds that have all octaves}"""
+    """{octave: mean loss over the seeds of `losses`}"""
     return {int(octave): float(mean) for octave, mean in losses(rows, name, size).mean().items()}
 
 
@@ -245,7 +247,8 @@ def table(rows: pandas.DataFrame) -> str:
 
 
 def table_in_short(rows: pandas.DataFrame) -> str:
-    """README's: a row for each parameterization that has the kept rate. What it loses is against the vertex."""
+    """README's: a row for each parameterization that has the kept rate. It loses so much against the best of the rates
+    tried, and against the vertex."""
     lines, kept = [], kept_octave(rows)
     for name, words in WORDS.items():
         of = means(rows, name, LARGE)
@@ -254,12 +257,11 @@ def table_in_short(rows: pandas.DataFrame) -> str:
         lost, lowest = "not measured", "-"
         if len(of) > 1:
             above, cost = above_vertex(rows, name), cost_of(rows, name)
-            lost = (
-                f"{above:.1f}%" if math.isfinite(above) else f"at least {cost:.1f}%" if math.isfinite(cost) else "all"
-            )
+            between = f"{cost:.1f} to {above:.1f}%" if math.isfinite(above) else f"at least {cost:.1f}%"
+            lost = between if math.isfinite(cost) else "all"
             lowest = f"{min(of.values()):.2f}"
         lines.append((words, f"{of[kept]:.2f}" if math.isfinite(of[kept]) else "diverges", lowest, lost))
-    columns = ("learning rates rescaled", "loss at the rate tuned small", "lowest loss tried", "that rate loses")
+    columns = ("what is rescaled", "loss at the rate tuned small", "lowest loss tried", "the tuned rate loses")
     return markdown(columns, lines)
 
 

@@ -93,6 +93,8 @@ def test_seeds_that_lack_a_rate_are_left_out(tmp_path, monkeypatch):
     assert big.moved_of(partly, "completep") == pytest.approx(-0.4)
     assert [len(big.losses(partly, name, LARGE)) for name in ("completep", "sp", "mup")] == [1, 1, 2]
     assert big.behind_of(partly, "mup") == pytest.approx(100 * (1.05 / math.exp(0.02 * 0.16) - 1))
+    once = pandas.concat([rows, rows_of([Trial("completep", *LARGE, KEPT - 2, 0)])])
+    assert big.means(once, "completep", LARGE) == big.means(rows, "completep", LARGE)
     begun = pandas.concat([rows_of(SWEPT), rows_of(order[:4])])
     assert [line.split(" | ")[0] for line in big.table(begun).splitlines()[4:]] == ["| `completep`", "| `sp`"]
     begun.to_parquet(tmp_path / "rows.parquet")

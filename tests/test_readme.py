@@ -44,5 +44,6 @@ def test_limit():
 
 
 def test_the_readme_is_short():
-    words = [word for word in (ROOT / "README.md").read_text().split() if any(map(str.isalnum, word))]
+    seen = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text())
+    words = [word for word in seen.split() if any(map(str.isalnum, word))]
     assert len(words) <= 800
