@@ -131,8 +131,8 @@ def read() -> pandas.DataFrame:
 
 
 def losses(rows: pandas.DataFrame, name: Name, size: tuple[int, int]) -> pandas.DataFrame:
-    """A row for each seed that has the planned octaves, a column for each octave that all of these seeds have; inf where
-    a training diverged. At the small size all parameterizations are "sp"."""
+    """A row for each seed that has the planned octaves, a column for each octave that all of these seeds have; inf
+    where a training diverged. At the small size all parameterizations are "sp"."""
     of = rows[(rows[["parameterization", "width", "depth"]] == [name if size == LARGE else "sp", *size]).all(axis=1)]
     of = of.assign(loss=of["loss"].astype(float).fillna(math.inf))
     table = of.pivot_table(index="seed", columns="octave", values="loss", aggfunc="last")
