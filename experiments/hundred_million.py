@@ -131,13 +131,13 @@ def read() -> pandas.DataFrame:
 
 
 def losses(rows: pandas.DataFrame, name: Name, size: tuple[int, int]) -> pandas.DataFrame:
-    """A row for each seed that has the planned octaves, a column for each octave that all of these seeds have; inf
-    where a training diverged. At the small size all parameterizations are "sp"."""
+    """A row for each seed that has the kept rate, a column for each octave that all of these seeds have; inf where a
+    training diverged. At the small size all parameterizations are "sp"."""
     of = rows[(rows[["parameterization", "width", "depth"]] == [name if size == LARGE else "sp", *size]).all(axis=1)]
     of = of.assign(loss=of["loss"].astype(float).fillna(math.inf))
     table = of.pivot_table(index="seed", columns="octave", values="loss", aggfunc="last")
-    planned = OCTAVES if size == SMALL else [kept_octave(rows) + shift for shift in SHIFTS[name]]
-    return table.dropna(subset=[octave for octave in planned if octave in table]).dropna(axis=1)
+    kept = table.columns[table.columns == kept_octave(rows)] if size == LARGE else []
+    return table.dropna(subset=list(kept)).dropna(axis=1)
 
 
 def means(rows: pandas.DataFrame, name: Name, size: tuple[int, int]) -> dict[int, float]:
@@ -203,18 +203,29 @@ def moved_of(rows: pandas.DataFrame, name: Name) -> float:
     return vertex(means(rows, name, LARGE))[0] - vertex(means(rows, "sp", SMALL))[0]
 
 
+def apart(rows: pandas.DataFrame, first: tuple[Name, int], second: tuple[Name, int]) -> float:
+    """Percent by which the mean loss of the first parameterization at its octave is above that of the second, over the
+    seeds that both have."""
+    large = (
+        rows[rows["width"] == LARGE[0]]
+        .set_index(["parameterization", "octave", "seed"])
+        .sort_index()["loss"]
+        .astype(float)
+    )
+    both = pandas.concat([large.loc[of].fillna(math.inf) for of in (first, second)], axis=1, join="inner").mean()
+    return 100 * float(both.iloc[0] / both.iloc[1] - 1)
+
+
 def falls_of(rows: pandas.DataFrame, name: Name) -> float:
     """Percent from the mean loss at a fourth of the kept rate to that at a sixteenth."""
-    of, kept = means(rows, name, LARGE), kept_octave(rows)
-    return 100 * (of[kept - 4] / of[kept - 2] - 1)
+    kept = kept_octave(rows)
+    return apart(rows, (name, kept - 4), (name, kept - 2))
 
 
 def behind_of(rows: pandas.DataFrame, name: Name) -> float:
-    """Percent by which the kept rate's mean loss is above that of "completep", over the seeds that both have."""
+    """Percent by which the kept rate's mean loss is above that of "completep"."""
     kept = kept_octave(rows)
-    pair = [losses(rows, of, LARGE)[kept] for of in (name, "completep")]
-    both = pandas.concat(pair, axis=1, join="inner").mean().to_numpy()
-    return 100 * float(both[0] / both[1] - 1)
+    return apart(rows, (name, kept), ("completep", kept))
 
 
 def ahead_of(rows: pandas.DataFrame, name: Name) -> float:
@@ -257,7 +268,7 @@ def table_in_short(rows: pandas.DataFrame) -> str:
         lost, lowest = "not measured", "-"
         if len(of) > 1:
             above, cost = above_vertex(rows, name), cost_of(rows, name)
-            between = f"{cost:.1f} to {above:.1f}%" if math.isfinite(above) else f"at least {cost:.1f}%"
+            between = f"{cost:.1f} to {above:.1f}%" if math.isfinite(above) else f"{cost:.1f}% or more"
             lost = between if math.isfinite(cost) else "all"
             lowest = f"{min(of.values()):.2f}"
         lines.append((words, f"{of[kept]:.2f}" if math.isfinite(of[kept]) else "diverges", lowest, lost))

@@ -85,16 +85,18 @@ def test_a_training_that_diverges_costs_all():
     assert "| diverges | - | does not |" in big.table(rows)
 
 
-def test_seeds_that_lack_a_rate_are_left_out(tmp_path, monkeypatch):
+def test_octaves_that_a_seed_lacks_are_left_out(tmp_path, monkeypatch):
     """Means of other seeds are not compared; what is not trained yet has no row and no line."""
     rows, order = trained(OPTIMA | {"completep": (-0.4, 1.0)})
     second = rows[rows["seed"] < 2]
-    partly = second[~((second["seed"] == 1) & (second["width"] == LARGE[0]) & (second["octave"] < KEPT))]
-    assert big.moved_of(partly, "completep") == pytest.approx(-0.4)
-    assert [len(big.losses(partly, name, LARGE)) for name in ("completep", "sp", "mup")] == [1, 1, 2]
-    assert big.behind_of(partly, "mup") == pytest.approx(100 * (1.05 / math.exp(0.02 * 0.16) - 1))
+    lacks = (second["seed"] == 1) & (second["width"] == LARGE[0]) & (second["octave"] == KEPT - 2)
+    assert [*big.means(second[~lacks], "sp", LARGE)] == [KEPT - 4, KEPT]
+    assert big.falls_of(second[~lacks], "sp") == pytest.approx(100 * math.expm1(-0.02 * 4))
+    assert big.cost_of(second[~lacks], "sp") == pytest.approx(100 * math.expm1(0.02 * 16))
     once = pandas.concat([rows, rows_of([Trial("completep", *LARGE, KEPT - 2, 0)])])
     assert big.means(once, "completep", LARGE) == big.means(rows, "completep", LARGE)
+    of_mup = (second["parameterization"] == "mup") & (second["seed"] == 1)
+    assert big.behind_of(second[~of_mup], "mup") == pytest.approx(100 * (1.05 / math.exp(0.02 * 0.16) - 1))
     begun = pandas.concat([rows_of(SWEPT), rows_of(order[:4])])
     assert [line.split(" | ")[0] for line in big.table(begun).splitlines()[4:]] == ["| `completep`", "| `sp`"]
     begun.to_parquet(tmp_path / "rows.parquet")
