@@ -39,7 +39,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +52,11 @@ from matplotlib.figure import Figure
 import depthmup as dm
 from depthmup.backend import prepare_cpu
 from depthmup.colors import size_colors
-from depthmup.data.text import docstrings
 from depthmup.rules.parameterization import Name
-from experiments import command_line, gpt_linen
+from experiments import command_line, gpt_linen, large_runs
 from experiments.figures.figure import IMAGES, panels, save
-from experiments.language import CHANCE, CONTEXT, loss
-from experiments.large_runs import answer
+from experiments.language import CHANCE, CONTEXT, loss, windows
+from experiments.large_runs import Trial, answer
 from experiments.output import Interval, markdown
 from experiments.published import RESULTS, replace
 
@@ -74,25 +73,6 @@ WORDS: dict[Name, str] = {
 SEEDS, STEPS, BATCH = 3, 192, 16
 WATCHED = 16  # steps between two looks at the loss
 HELD_OUT = 256  # windows of the last tenth of the text
-
-
-class Trial(NamedTuple):
-    """octave: log2 of the learning rate at the small size."""
-
-    parameterization: Name
-    width: int
-    depth: int
-    octave: int
-    seed: int
-
-
-def windows(low: float, high: float, key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Windows from this part of NumPy's docstrings, each byte with the next one as its target."""
-    text = jnp.asarray(docstrings(), jnp.int32)
-    ends = int(low * len(text)), int(high * len(text)) - CONTEXT
-    starts = jax.random.randint(key, (count, 1), *ends)
-    cut = text[starts + jnp.arange(CONTEXT + 1)]
-    return cut[:, :-1], cut[:, 1:]
 
 
 def train(trial: Trial) -> float:
@@ -177,12 +157,12 @@ def vertex(of: dict[int, float]) -> tuple[float, float]:
     best = best_octave(of)
     if not {best - 1, best + 1} <= set(of):
         return math.nan, math.nan
-    low, middle, high = (math.log(of[octave]) for octave in (best - 1, best, best + 1))
-    curvature = low + high - 2 * middle
-    if not (math.isfinite(curvature) and curvature > 0):
+    around = np.array([of[octave] for octave in (best - 1, best, best + 1)])
+    if not np.isfinite(around).all():
         return math.nan, math.nan
-    shift = (low - high) / 2 / curvature
-    return best + shift, math.exp(middle - curvature * shift**2 / 2)
+    low, middle, high = np.log(around)
+    shift = large_runs.vertex(around[None])
+    return best + shift, math.exp(middle - (low - high) * shift / 4)
 
 
 def cost_of(rows: pandas.DataFrame, name: Name) -> float:

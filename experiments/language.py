@@ -75,13 +75,17 @@ def loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def batches(step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """Windows of NumPy's docstrings, each byte with the next one as its target."""
+def windows(low: float, high: float, key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Windows of NumPy's docstrings between these shares of the text, each byte with the next one as its target."""
     text = jnp.asarray(docstrings(), jnp.int32)
-    key = jax.random.fold_in(jax.random.key(1), step)
-    starts = jax.random.randint(key, (batch_size, 1), 0, len(text) - CONTEXT)
-    windows = text[starts + jnp.arange(CONTEXT + 1)]
-    return windows[:, :-1], windows[:, 1:]
+    starts = jax.random.randint(key, (count, 1), int(low * len(text)), int(high * len(text)) - CONTEXT)
+    cut = text[starts + jnp.arange(CONTEXT + 1)]
+    return cut[:, :-1], cut[:, 1:]
+
+
+def batches(step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Windows of the whole text."""
+    return windows(0.0, 1.0, jax.random.fold_in(jax.random.key(1), step), batch_size)
 
 
 def sweep(m: dm.Setup, workdir: Path, batch: int = 16, **options: Any) -> pandas.DataFrame:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
+from depthmup.data.text import docstrings
 from experiments import hundred_million as big
 from experiments.hundred_million import LARGE, SMALL, Trial, missing
 
@@ -113,7 +114,7 @@ def test_trains(monkeypatch):
     small = Trial("completep", 16, 2, -6, 0)
     assert big.train(small) < 0.8 * big.CHANCE
     assert math.isnan(big.train(small._replace(octave=40)))
-    text, (cut, targets) = big.docstrings(), big.windows(0.9, 1.0, jax.random.key(0), 1000)
+    text, (cut, targets) = docstrings(), big.windows(0.9, 1.0, jax.random.key(0), 1000)
     np.testing.assert_array_equal(cut[:, 1:], targets[:, :-1])
     training, held_out = (" ".join(map(chr, part)) for part in (text[: len(text) * 9 // 10], np.asarray(cut[0])))
     assert held_out not in training
